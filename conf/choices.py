@@ -1,0 +1,75 @@
+"""What can be chosen, and what of it this version does not have yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from conf.errors import ConfigError
+from conf.schema import Config
+
+GROUPS = ("workflow", "task", "agent", "fleet", "sandbox", "placement", "cluster", "experiment")
+"""The groups of the command line, in the order in which they are explained."""
+
+NOT_BUILT: Mapping[str, frozenset[str]] = {
+    "workflow": frozenset({"serve", "evaluate", "train"}),
+    "task": frozenset({"math", "code", "swe", "stem", "harbor"}),
+    "agent": frozenset({"harness"}),
+    "fleet": frozenset({"vllm"}),
+    "sandbox": frozenset({"apptainer"}),
+    "placement": frozenset({"colocated", "het", "linked", "auto"}),
+}
+"""Choices that are named by the contract and not there yet, by group."""
+
+
+_DORMANT: Mapping[str, tuple[Any, ...]] = {
+    "fleet.policy": ("sticky",),
+    "pools.run.autoscale.max": (0,),
+    "checkpoint.turns": (0,),
+    "policy.max_lag": (None,),
+    "compat.prorl": (False,),
+    "compat.nemo_gym": (False,),
+    "callbacks.allow": ([],),
+    "agent.harness": (None,),
+    "evaluate.run_dir": (None,),
+}
+"""Keys that parse already, with the values that ask for nothing."""
+
+
+def not_built(what: str) -> ConfigError:
+    """The one sentence about something that a later version brings."""
+    return ConfigError(f"{what} is not built yet", key=what.partition("=")[0])
+
+
+def check_choices(choices: Mapping[str, str | None]) -> None:
+    """Refuse a choice that this version does not have.
+
+    Args:
+        choices: group -> the choice that was made, as composition reports it.
+
+    Raises:
+        ConfigError: the first such choice.
+    """
+    for group, choice in choices.items():
+        if choice in NOT_BUILT.get(group, frozenset()):
+            raise not_built(f"{group}={choice}")
+
+
+def check_keys(config: Config) -> None:
+    """Refuse a key whose behaviour this version does not have, where it asks for it.
+
+    Raises:
+        ConfigError: the first such key with its value.
+    """
+    check_choices({group: getattr(config, group).name for group in ("workflow", "fleet", "sandbox", "placement")})
+    for key, idle in _DORMANT.items():
+        value = _at(config, key)
+        if value not in idle:
+            raise not_built(f"{key}={value}")
+
+
+def _at(config: Config, key: str) -> Any:
+    value: Any = config
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value

@@ -1,0 +1,206 @@
+"""placement=local: the whole run on this machine, one process a router, replica and worker, supervised from here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from sandbox.choose import choose
+
+from conf.load import digest, dump_config
+from conf.schema import Config
+from launch import wiring
+from launch.errors import Exit, LaunchError
+from launch.progress import Progress, print_summary
+from launch.supervisor import Supervisor
+from stages import control, manifest, sharedfs
+from stages.chat import ChatTokenizer
+from stages.client import AsyncRolloutClient
+from stages.engine.weights import load_model_files
+from stages.errors import RouterUnreachableError, ServiceError
+from stages.layout import RunLayout
+from stages.router.auth import make_secrets
+from stages.shards.writer import write_schema
+from workflows.collect import collect
+
+POLL_S: Final = 0.5
+
+
+class StuckError(LaunchError):
+    """Nothing has progressed for `stuck_after_s`."""
+
+
+class Interrupted(Exception):
+    """A signal or a request ended the run early; it can go on."""
+
+    def __init__(self, state: str, code: Exit) -> None:
+        super().__init__(state)
+        self.state, self.code = state, code
+
+
+async def run_local(config: Config) -> int:
+    """Run to the end, or resume, or show the result of a run that has ended; returns the exit code."""
+    layout = RunLayout(config.run_path)
+    await _check(config)
+    opened = await asyncio.to_thread(
+        manifest.open_run, layout, dump_config(config), digest(config), version("rollmill")
+    )
+    if opened.state == "finished":
+        print_summary(_read_summary(layout), layout.root)
+        return Exit.DONE
+    await asyncio.to_thread(make_secrets, layout)
+    await asyncio.to_thread(write_schema, layout)
+    await asyncio.to_thread(sharedfs.unlink, layout.summary)
+    run = _LocalRun(config, layout, opened)
+    return await run.to_the_end()
+
+
+async def _check(config: Config) -> None:
+    """Everything that can be wrong before anything is made: the model, the task, the sandbox."""
+    directory = wiring.model_dir(config)
+    await asyncio.to_thread(ChatTokenizer.load, directory)
+    if config.fleet.name == "embedded":
+        await asyncio.to_thread(load_model_files, directory)
+    wiring.build_agent(config, wiring.build_task(config))
+    with tempfile.TemporaryDirectory(prefix="rollmill-probe-") as scratch:
+        async with await choose(config.sandbox.name, Path(scratch)):
+            pass
+
+
+def _read_summary(layout: RunLayout) -> dict[str, Any]:
+    summary: dict[str, Any] = msgspec.json.decode(sharedfs.read_bytes(layout.summary))
+    return summary
+
+
+class _LocalRun:
+    """One start of a run in a run directory."""
+
+    def __init__(self, config: Config, layout: RunLayout, opened: manifest.Opened) -> None:
+        self._config, self._layout, self._opened = config, layout, opened
+        self._progress = Progress(layout.root)
+        self._stop = asyncio.Event()
+        self._status: dict[str, Any] = {}
+        self._began = time.monotonic()
+        pools = config.pools
+        replicas = config.fleet.replicas if config.fleet.name == "embedded" else 0
+        counts = [
+            ("router", 1), ("replica", replicas), ("init", pools.init.workers), ("run", pools.run.workers),
+            ("eval", pools.eval.workers),
+        ]  # fmt: skip
+        self._supervisor = Supervisor(layout, counts, opened.attempt, self._progress.say)
+
+    async def to_the_end(self) -> int:
+        """Collect under supervision; leaves report/summary.json when all has ended."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
+        error: BaseException | None = None
+        with self._progress:
+            keeping = asyncio.create_task(self._supervisor.keep_all(), name="supervisor")
+            working = asyncio.create_task(self._work(), name="collect")
+            stopping = asyncio.create_task(self._stop.wait(), name="signal")
+            try:
+                await asyncio.wait({keeping, working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                error = _first_error(working, keeping)
+            finally:
+                working.cancel()
+                await asyncio.shield(self._supervisor.stop())
+                keeping.cancel()
+                stopping.cancel()
+                await asyncio.gather(keeping, working, stopping, return_exceptions=True)
+        return self._ended(error, finished=working.done() and not working.cancelled() and error is None)
+
+    def _ended(self, error: BaseException | None, *, finished: bool) -> int:
+        if isinstance(error, Interrupted):
+            if error.state == "cancelled":
+                self._leave_summary("cancelled")
+            return error.code
+        if error is not None:
+            raise error
+        if not finished:
+            raise KeyboardInterrupt
+        summary = self._leave_summary("completed")
+        print_summary(summary, self._layout.root)
+        return Exit.DONE if summary["state"] == "completed" else Exit.FAILED
+
+    def _leave_summary(self, state: str) -> dict[str, Any]:
+        """Write report/summary.json; a run none of whose rollouts completed has failed."""
+        status, wall_s = self._status, time.monotonic() - self._began
+        rollouts = status["rollouts"]
+        if state == "completed" and rollouts["accepted"] and not rollouts["completed"]:
+            state = "failed"
+        work_s = max(1e-9, status.get("work_s", wall_s))
+        summary = {
+            **status, "state": state, "members": [], "slurm": {}, "stuck": None, "attempt": self._opened.attempt,
+            "rates": {"rollouts_per_s": rollouts["completed"] / work_s, "tokens_per_s": status["tokens"] / work_s},
+            "timings": {"wall_s": wall_s, "work_s": work_s},
+        }  # fmt: skip
+        sharedfs.write_atomic(self._layout.summary, msgspec.json.format(msgspec.json.encode(summary), indent=2))
+        return summary
+
+    async def _work(self) -> None:
+        """The workflow itself, beside a watcher that shows progress and ends what is stuck."""
+        task_ids = [row["task_id"] for row in wiring.build_task(self._config).rows()]
+        async with AsyncRolloutClient(self._layout.root, patience_s=self._config.stuck_after_s) as client:
+            for url in self._config.fleet.urls:
+                await client.add_replica(url, model=self._config.fleet.model)
+            watching = asyncio.create_task(self._watch(client), name="watch")
+            collecting = asyncio.create_task(
+                collect(client, task_ids, group_size=self._config.group_size, tag=self._config.tag), name="collect"
+            )
+            try:
+                await asyncio.wait({watching, collecting}, return_when=asyncio.FIRST_COMPLETED)
+                for task in (collecting, watching):
+                    if task.done():
+                        task.result()
+                        break
+                await self._look(client)
+                if self._status.get("state") == "draining" and control.pending(self._layout, "cancel"):
+                    raise Interrupted("cancelled", Exit.INTERRUPTED)
+            finally:
+                for task in (watching, collecting):
+                    task.cancel()
+                await asyncio.gather(watching, collecting, return_exceptions=True)
+
+    async def _look(self, client: AsyncRolloutClient) -> None:
+        status = await client.status()
+        accepted_at = self._status.get("accepted_at") or (time.monotonic() if status["rollouts"]["accepted"] else None)
+        self._status = {**status, "accepted_at": accepted_at}
+        if accepted_at is not None:
+            self._status["work_s"] = time.monotonic() - accepted_at
+        self._progress.update(self._status)
+
+    async def _watch(self, client: AsyncRolloutClient) -> None:
+        while True:
+            await asyncio.sleep(POLL_S)
+            with contextlib.suppress(RouterUnreachableError, ServiceError):
+                await self._look(client)
+            if not self._status:
+                continue
+            busy = sum(stage["leased"] for stage in self._status["stages"].values())
+            if self._status["state"] == "draining" and not busy and not control.pending(self._layout, "cancel"):
+                raise Interrupted("drained", Exit.REQUEUED)
+            still_s = time.time() - self._status["last_progress"]
+            if self._status["rollouts"]["open"] and still_s > self._config.stuck_after_s:
+                raise StuckError(f"nothing has progressed for {still_s:.0f} s: {_waits_for(self._status)}")
+
+
+def _waits_for(status: dict[str, Any]) -> str:
+    stages = ", ".join(f"{name} {s['queued']} queued and {s['leased']} leased" for name, s in status["stages"].items())
+    ready = sum(replica["state"] == "ready" for replica in status["fleet"])
+    return f"{stages}; {ready} of {len(status['fleet'])} replicas ready; logs/ has what each process said"
+
+
+def _first_error(*tasks: asyncio.Task[Any]) -> BaseException | None:
+    for task in tasks:
+        if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            return error
+    return None

@@ -1,0 +1,126 @@
+"""Keeps the processes of a local run alive: starts them, restarts what dies, tells the router, ends them in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+from launch.errors import LaunchError
+from stages import sharedfs
+from stages.errors import RouterUnreachableError, ServiceError
+from stages.http import RouterLink
+from stages.identity import member_id
+from stages.layout import RunLayout
+
+RESTARTS: Final = 8
+RESTART_WINDOW_S: Final = 60.0
+BACKOFF_S: Final = (0.05, 2.0)
+END_S: Final = {"router": 10.0, "replica": 8.0}
+END_WORKER_S: Final = 30.0
+ORDER: Final = (("init", "run", "eval"), ("replica",), ("router",))
+
+
+class ChildFailedError(LaunchError):
+    """A process of the run dies again and again; the message quotes the last thing it said."""
+
+
+class Supervisor:
+    """The processes of one local run.
+
+    Args:
+        layout: the run directory.
+        counts: how many processes of each kind.
+        attempt: names the log directory.
+        say: shows a line to the person who started the run.
+    """
+
+    def __init__(
+        self, layout: RunLayout, counts: Iterable[tuple[str, int]], attempt: int, say: Callable[[str], None]
+    ) -> None:
+        self._layout, self._attempt, self._say = layout, attempt, say
+        self._slots = [(kind, number) for kind, count in counts for number in range(1, count + 1)]
+        self._running: dict[tuple[str, int], asyncio.subprocess.Process] = {}
+        self._stopping = asyncio.Event()
+
+    async def keep_all(self) -> None:
+        """Keep every process running until `stop`.
+
+        Raises:
+            ChildFailedError: one cannot be kept alive.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            for slot in self._slots:
+                tasks.create_task(self._keep(*slot), name=f"{slot[0]}-{slot[1]}")
+
+    async def _keep(self, kind: str, number: int) -> None:
+        deaths: list[float] = []
+        while not self._stopping.is_set():
+            member = member_id(kind, number)
+            process = await self._start(kind, number, member)
+            code = await process.wait()
+            del self._running[kind, number]
+            if self._stopping.is_set():
+                return
+            deaths = [t for t in deaths if t > time.monotonic() - RESTART_WINDOW_S] + [time.monotonic()]
+            last = self._last_words(kind, number)
+            if len(deaths) > RESTARTS or (code == 2 and len(deaths) == 1):
+                raise ChildFailedError(f"{kind}-{number} ended with {_ending(code)} {len(deaths)} times: {last}")
+            self._say(f"{kind}-{number} ended with {_ending(code)}; started again")
+            await self._bury(member)
+            await asyncio.sleep(min(BACKOFF_S[1], BACKOFF_S[0] * 2 ** (len(deaths) - 1)))
+
+    async def _start(self, kind: str, number: int, member: str) -> asyncio.subprocess.Process:
+        with self._log(kind, number).open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", "launch.process", kind, str(self._layout.root), str(number), member,
+                stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                env={**os.environ, "ROLLMILL_SUPERVISED": "1"},
+            )  # fmt: skip
+        self._running[kind, number] = process
+        return process
+
+    def _log(self, kind: str, number: int) -> Path:
+        return self._layout.attempt_logs(self._attempt) / f"{kind}-{number}.log"
+
+    def _last_words(self, kind: str, number: int) -> str:
+        lines = self._log(kind, number).read_text(errors="replace").splitlines()
+        said = [line for line in lines if line.startswith("rollmill: ")]
+        return (said or lines or ["it said nothing"])[-1].removeprefix("rollmill: ")
+
+    async def _bury(self, member: str) -> None:
+        """Take away the dead member's file and free its leases at once; without a router they run out by themselves."""
+        await asyncio.to_thread(sharedfs.unlink, self._layout.member(member))
+        if member.startswith("router-"):
+            return
+        with contextlib.suppress(RouterUnreachableError, ServiceError):
+            async with RouterLink("worker", run_dir=self._layout.root) as link:
+                await link.call("DELETE", f"/v1/members/{member}", answer=bytes, patience_s=10.0)
+
+    async def stop(self) -> None:
+        """End the processes: workers hand over first, then the engines, the router last. Kills what does not end."""
+        self._stopping.set()
+        for kinds in ORDER:
+            ending = [(slot, process) for slot, process in list(self._running.items()) if slot[0] in kinds]
+            for _, process in ending:
+                with contextlib.suppress(ProcessLookupError):
+                    process.terminate()
+            await asyncio.gather(*(self._end(slot[0], process) for slot, process in ending))
+
+    async def _end(self, kind: str, process: asyncio.subprocess.Process) -> None:
+        try:
+            async with asyncio.timeout(END_S.get(kind, END_WORKER_S)):
+                await process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+def _ending(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,83 @@
+"""The bash that drives one persistent shell: how it starts, is set up, takes a command and reports. Pure.
+
+The pty carries one short line a command; the command itself, of any size, comes NUL-terminated through the pipe at
+descriptor 9, so neither the terminal's line limit nor an open quote matters. After it bash reads a fresh nonce from the
+same pipe and prints the marker to the terminal: in band, because a side channel would overtake output still buffered
+in the pty. PROMPT_COMMAND prints it because an interrupt drops the rest of a line, but never the prompt.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+
+SHELL_ARGV = ("--norc", "--noprofile", "--noediting", "-i")
+
+BASE_ENV = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "USER": "root",
+    "LOGNAME": "root",
+    "SHELL": "/bin/bash",
+    "LANG": "C.UTF-8",
+    "TERM": "dumb",  # no colours, no cursor movement: the reader is a model
+    "PAGER": "cat",
+    "GIT_PAGER": "cat",
+    "MANPAGER": "cat",
+    "VIRTUAL_ENV_DISABLE_PROMPT": "1",
+}
+
+SETUP_LINE = b'IFS= read -r -d "" -u 9 __rm_c;eval "$__rm_c"\n'
+"""Typed once, before anything else."""
+
+RUN_LINE = b'{ __rm_go $?;} 2>/dev/null;eval "$__rm_c" 8>&- 9<&-\n'
+"""Typed for each command; the command sees neither descriptor, and `$?` of the one before."""
+
+_SETUP = r"""
+exec 8>&1
+__rm_go() { IFS= read -r -d '' -u 9 __rm_c; case $- in *e*) return 0;; esac; return $1; }
+__rm_report() {
+  local - s=$? n
+  set +eu
+  IFS= read -r -d '' -u 9 n
+  printf '\036%s %d %s\0' "$n" "$s" "$PWD" >&8
+  PS1= PS2=
+}
+readonly -f __rm_go __rm_report
+PROMPT_COMMAND='{ __rm_report;} 2>/dev/null'
+readonly PROMPT_COMMAND
+PS1= PS2=
+export -n PS1
+set +o history +o histexpand
+shopt -u checkwinsize
+unset HISTFILE MAILCHECK TMOUT OLDPWD
+"""
+
+
+def setup_script(workspace: Sequence[str], cwd: str) -> str:
+    """What the shell is set up with: its reporting, the workspace directories, and where it stands.
+
+    Args:
+        workspace: directories to make where missing.
+        cwd: where to start; the root where it is gone.
+    """
+    lines = [_SETUP]
+    lines += [f"[ -d {path} ] || mkdir -p -- {path}" for path in map(shlex.quote, workspace)]
+    lines.append(f"cd -- {shlex.quote(cwd)} 2>/dev/null || cd /")
+    return "\n".join(lines) + "\n"
+
+
+def command_packet(command: str, nonce: str) -> bytes:
+    """What goes through the pipe for one command.
+
+    Raises:
+        ValueError: the command holds a NUL, which no shell command can.
+    """
+    if "\0" in command:
+        raise ValueError("the command holds a NUL byte")
+    return command.encode("utf-8", "surrogateescape") + b"\0" + nonce.encode() + b"\0"
+
+
+def shell_env(extra: Mapping[str, str]) -> dict[str, str]:
+    """The shell's whole environment: the sandbox's own and the spec's; PS1 empty so that no first prompt is printed."""
+    return {**BASE_ENV, **extra, "PS1": ""}

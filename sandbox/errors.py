@@ -1,0 +1,40 @@
+"""Errors of the sandbox: one root that names the boundary that broke, and one class for each way it can break."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class SandboxError(Exception):
+    """Root of what the sandbox raises.
+
+    Args:
+        message: what, where, measured, what to do.
+        boundary: the part that broke: "start", "shell", "files", "layers", "spawner", "python", "probe".
+        detail: machine-readable facts about the failure.
+    """
+
+    def __init__(self, message: str, *, boundary: str = "sandbox", **detail: Any) -> None:
+        super().__init__(message)
+        self.boundary = boundary
+        self.detail = detail
+
+
+class SandboxUnavailable(SandboxError):
+    """This machine or user cannot isolate; the message names what failed and what to ask for."""
+
+
+class ShellDied(SandboxError):
+    """The shell is gone and could not be started again."""
+
+
+class FilesError(SandboxError):
+    """A file operation inside the sandbox was refused or failed; `detail` holds `path` and, where known, `errno`."""
+
+
+class LayerError(SandboxError):
+    """A layer cannot be packed, is not what its digest says, or holds what no layer may hold."""
+
+
+class SpawnerError(SandboxError):
+    """The process that starts shells is gone, or could not start one."""

@@ -1,0 +1,54 @@
+"""What differs between backends that run bash on a pty: where the root is, how to enter it, what was changed in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from sandbox.protocols import SandboxSpec
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How bash is started: command line, environment, and the directory that it is started from."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: str
+
+
+class Ground(Protocol):
+    """One sandbox's place on this node. Methods block for milliseconds and are called in a thread."""
+
+    @property
+    def directory(self) -> Path:
+        """The sandbox's own directory; removed at its stop."""
+        ...
+
+    @property
+    def spec(self) -> SandboxSpec:
+        """What was asked for."""
+        ...
+
+    @property
+    def token(self) -> str | None:
+        """NAME=value that marks its processes, where no process namespace holds them."""
+        ...
+
+    def workspace(self) -> tuple[str, ...]:
+        """The workspace directories, as the shell names them."""
+        ...
+
+    def prepare(self) -> Entry:
+        """Make the directories; called once before the first start."""
+        ...
+
+    def root(self, pid: int) -> Path:
+        """The sandbox's root as this process reaches it, while process `pid` of it runs."""
+        ...
+
+    def trees(self) -> Mapping[bytes, Path]:
+        """The changes to pack: mount point relative to the root (b"" for the root) -> directory in overlay format."""
+        ...

@@ -1,0 +1,98 @@
+"""Which overlays a sandbox is made of, and the command line that mounts them and enters. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandbox.bashtext import SHELL_ARGV
+from sandbox.errors import SandboxError
+
+MAX_LAYERS = 8
+"""A hundred lowers overflow the kernel's mount string, and every lower costs each lookup; longer chains are squashed."""
+
+MERGED = "merged"
+_ENTER = 'cd "$1" || exit 71; shift; while [ "$1" != -- ]; do mount -n -t overlay -o "$2" overlay "$1" || exit 72; ' \
+    'shift 2; done; shift; exec "$@"'
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """One overlay mount; every path but a lower's target is relative to the sandbox's own directory.
+
+    Relative because the kernel splits its option string at colons and commas, and because the agent can read it in
+    /proc/mounts: the lowers are links with short names.
+
+    Args:
+        mount_at: where it is mounted.
+        lowers: link name -> the directory that it points to, highest first.
+        upper: what is written goes here.
+        work: overlayfs's own.
+    """
+
+    mount_at: str
+    lowers: Mapping[str, Path]
+    upper: str
+    work: str
+
+    @property
+    def options(self) -> str:
+        """The mount's option string; `userxattr` is what an unprivileged overlay keeps its marks in."""
+        return f"userxattr,lowerdir={':'.join(self.lowers)},upperdir={self.upper},workdir={self.work}"
+
+
+def plan_overlays(image: str, skeleton: Path, layers: Sequence[Path], usr_layers: Sequence[Path]) -> list[Overlay]:
+    """The overlays of a sandbox, in mounting order.
+
+    Args:
+        image: "host" or an image directory.
+        skeleton: lowest layer of a host image; not used otherwise.
+        layers: lowest first.
+        usr_layers: those of them that hold a real directory `usr`, lowest first; matter to a host image alone.
+
+    Raises:
+        SandboxError: too many layers.
+    """
+    if len(layers) > MAX_LAYERS:
+        raise SandboxError(
+            f"{len(layers)} layers; at most {MAX_LAYERS} are stacked: squash the chain", boundary="start"
+        )
+    lowest = skeleton if image == "host" else Path(image)
+    overlays = [_overlay(MERGED, "root", [*reversed(layers), lowest])]
+    if image == "host":
+        stack = [*(layer / "usr" for layer in reversed(usr_layers)), Path("/usr")]
+        overlays.append(_overlay(f"{MERGED}/usr", "usr", stack))
+    return overlays
+
+
+def _overlay(mount_at: str, name: str, stack: Sequence[Path]) -> Overlay:
+    lowers = {f"lower/{name}{number}": path for number, path in enumerate(stack)}
+    return Overlay(mount_at, lowers, f"upper/{name}", f"wk/{name}")
+
+
+def enter_argv(directory: Path, overlays: Sequence[Overlay], env: Mapping[str, str], shm_mib: int) -> list[str]:
+    """The command line: a user and mount namespace, the overlays, then bubblewrap and bash.
+
+    bubblewrap enters a second user namespace with `--disable-userns`, so that the agent cannot make another and the
+    kernel's privileged paths stay out of its reach. There is no `--new-session`: the pty is the sandbox's own, and job
+    control needs it as controlling terminal.
+    """
+    mounts = [word for overlay in overlays for word in (overlay.mount_at, overlay.options)]
+    return [
+        "unshare", "--user", "--map-root-user", "--mount", "--propagation", "private", "--",
+        "/bin/sh", "-c", _ENTER, "sh", str(directory), *mounts, "--",
+        *bwrap_argv(directory / MERGED, env, shm_mib), "/bin/bash", *SHELL_ARGV,
+    ]  # fmt: skip
+
+
+def bwrap_argv(root: Path, env: Mapping[str, str], shm_mib: int) -> list[str]:
+    """bubblewrap's part: the merged root and the namespaces."""
+    variables = [word for name, value in env.items() for word in ("--setenv", name, value)]
+    return [
+        "bwrap", "--bind", str(root), "/", "--proc", "/proc", "--dev", "/dev",
+        "--size", str(shm_mib * 1024 * 1024), "--perms", "1777", "--tmpfs", "/dev/shm", "--remount-ro", "/dev",
+        "--unshare-user", "--disable-userns", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts",
+        "--unshare-cgroup-try", "--hostname", "sandbox", "--die-with-parent", "--cap-drop", "ALL", "--clearenv",
+        *variables, "--chdir", "/", "--",
+    ]  # fmt: skip

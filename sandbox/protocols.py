@@ -1,0 +1,246 @@
+"""What the other packages hold of a sandbox: its records, and the Protocols that every backend keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Protocol, Self, runtime_checkable
+
+import msgspec
+
+
+class CommandResult(msgspec.Struct, frozen=True):
+    """What one shell command did.
+
+    Args:
+        exit_code: of the last command; 124 where the time-out ended it and nothing better is known.
+        output: stdout and stderr as the terminal showed them, UTF-8 with replacement; head and tail where truncated.
+        cwd: the shell's directory afterwards.
+        duration_s: wall seconds from the call to the result.
+        truncated: bytes were left out in the middle; a line there says how many.
+        timed_out: the time-out ended the command.
+        restarted: the shell itself was lost and started again: files are kept, variables and functions are not.
+    """
+
+    exit_code: int
+    output: str
+    cwd: str
+    duration_s: float
+    truncated: bool = False
+    timed_out: bool = False
+    restarted: bool = False
+
+
+class CellResult(msgspec.Struct, frozen=True):
+    """What one cell of Python did: printed and shown text, the error if it raised, base64 PNG images, wall seconds."""
+
+    text: str
+    error: str | None
+    images: tuple[str, ...]
+    duration_s: float
+
+
+class FileEntry(msgspec.Struct, frozen=True):
+    """One name in a directory; `size_bytes` of files, `target` of links."""
+
+    name: str
+    kind: Literal["file", "directory", "link", "other"]
+    size_bytes: int = 0
+    target: str = ""
+
+
+class SandboxLimits(msgspec.Struct, frozen=True):
+    """Bounds of one sandbox.
+
+    Args:
+        output_bytes: most bytes of one command's output that are kept.
+        interrupt_grace_s: from the interrupt of a timed-out command to its kill.
+        kill_grace_s: from the first kill to the kill of the shell itself.
+        start_s: deadline of a start, and of a stop.
+        shm_mib: size of /dev/shm.
+        file_bytes: largest file that `files` reads or writes.
+    """
+
+    output_bytes: int = 64 * 1024
+    interrupt_grace_s: float = 1.0
+    kill_grace_s: float = 1.0
+    start_s: float = 20.0
+    shm_mib: int = 64
+    file_bytes: int = 64 * 1024 * 1024
+
+
+class SandboxSpec(msgspec.Struct, frozen=True):
+    """Of what a sandbox is made.
+
+    Args:
+        image: "host" for the allow-listed root of this machine, or the absolute path of an unpacked image.
+        layers: unpacked layer directories on node-local disk, lowest first; at most 8.
+        workspace: absolute paths in the sandbox, made where missing; the shell starts in the first ("/work" without).
+        env: variables beside the sandbox's own PATH, HOME, TERM, LANG, USER and SHELL.
+        network: "none": a loopback device and nothing else.
+        limits: bounds of this sandbox.
+    """
+
+    image: str = "host"
+    layers: tuple[str, ...] = ()
+    workspace: tuple[str, ...] = ("/work",)
+    env: dict[str, str] = {}
+    network: Literal["none"] = "none"
+    limits: SandboxLimits = SandboxLimits()
+
+
+class PackedLayer(msgspec.Struct, frozen=True):
+    """A layer as one file.
+
+    Args:
+        digest: "sha256:<hex>" of the canonical uncompressed tar.
+        size_bytes: of the compressed file.
+        path: of the file, node-local; the sandbox's stop removes it, so move or read it before.
+        tar_bytes: size of the uncompressed tar.
+        entries: names in it.
+        skipped: names left out as no layer can hold them: sockets, FIFOs, devices, names that look like whiteouts.
+    """
+
+    digest: str
+    size_bytes: int
+    path: str
+    tar_bytes: int = 0
+    entries: int = 0
+    skipped: int = 0
+
+
+class Shell(Protocol):
+    """One persistent bash: directory, variables, functions and options live from command to command."""
+
+    async def run(self, command: str, timeout_s: float = 30.0) -> CommandResult:
+        """Run a command of any size and lines; commands of one shell run one after the other.
+
+        A time-out is a result (`timed_out`), never an error.
+
+        Raises:
+            ShellDied: the shell is gone and could not be started again.
+        """
+        ...
+
+
+class Python(Protocol):
+    """One persistent Python interpreter in the sandbox."""
+
+    async def run(self, code: str, timeout_s: float = 30.0) -> CellResult:
+        """Run one cell."""
+        ...
+
+
+class Files(Protocol):
+    """The sandbox's files; no path and no link leads out. All raise FilesError."""
+
+    async def read(self, path: str, *, limit_bytes: int | None = None) -> bytes:
+        """The file's bytes; refuses files above the limit, and what is not a regular file."""
+        ...
+
+    async def read_text(self, path: str, *, limit_bytes: int | None = None) -> str:
+        """The file as UTF-8, undecodable bytes replaced."""
+        ...
+
+    async def write(self, path: str, data: bytes | str, *, mode: int = 0o644) -> None:
+        """Write the whole file atomically, with the directories above it; a link at `path` is replaced."""
+        ...
+
+    async def list(self, path: str) -> tuple[FileEntry, ...]:
+        """The directory's entries, sorted by name."""
+        ...
+
+    async def replace(self, path: str, old: str, new: str) -> None:
+        """Replace the one occurrence of `old`; none or several are refused and the message counts them."""
+        ...
+
+    async def upload(self, source: Path, path: str) -> None:
+        """Copy a file of this machine into the sandbox."""
+        ...
+
+    async def download(self, path: str, target: Path) -> None:
+        """Copy a file of the sandbox to a new file of this machine."""
+        ...
+
+
+@runtime_checkable
+class Sandbox(Protocol):
+    """What an agent may touch: an image, layers, a private upper, and tools on them."""
+
+    @property
+    def shell(self) -> Shell:
+        """The terminal; its first use starts the sandbox."""
+        ...
+
+    @property
+    def files(self) -> Files:
+        """The files; their first use starts the sandbox."""
+        ...
+
+    @property
+    def python(self) -> Python:
+        """The interpreter."""
+        ...
+
+    async def start(self) -> None:
+        """Start now rather than at first use; a second call does nothing.
+
+        Raises:
+            SandboxError: boundary "start"; the message holds what the machine said.
+        """
+        ...
+
+    async def stop(self) -> None:
+        """End every process, release the mounts, remove the scratch; idempotent, and not undone by cancellation."""
+        ...
+
+    async def pack(self, *, paths: Sequence[str] = ("/",), exclude: Sequence[str] = ()) -> PackedLayer:
+        """Pack what this sandbox changed over its image and layers; nothing may be running in it that writes.
+
+        Args:
+            paths: absolute paths whose changes are taken.
+            exclude: globs left out; one with a slash meets the whole path, one without meets a name at any depth.
+
+        Raises:
+            LayerError: the changes cannot be packed.
+        """
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+@runtime_checkable
+class SandboxBackend(Protocol):
+    """One way to isolate; a worker holds one for its whole life and closes it at its end."""
+
+    @property
+    def name(self) -> str:
+        """As `sandbox=` names it."""
+        ...
+
+    async def probe(self) -> None:
+        """Prove by doing that this machine and user can isolate.
+
+        Raises:
+            SandboxUnavailable: it cannot; what failed and what to ask for.
+        """
+        ...
+
+    def create(self, spec: SandboxSpec) -> Sandbox:
+        """A sandbox that is not started yet; costs nothing."""
+        ...
+
+    async def close(self) -> None:
+        """Stop every sandbox and remove all that the backend made; idempotent."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

@@ -1,0 +1,123 @@
+"""A Sandbox whose tools are a bash on a pty and confined files, on whatever ground its backend gives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn, Self
+
+from sandbox.errors import SandboxError
+from sandbox.files import ConfinedFiles
+from sandbox.ground import Entry, Ground
+from sandbox.layers import pack
+from sandbox.protocols import CellResult, PackedLayer
+from sandbox.scratch import remove_tree
+from sandbox.spawn_client import SpawnClient, Spawned
+from sandbox.terminal import Terminal
+
+
+class NoPython:
+    """Stands where the Python tool will be; refuses."""
+
+    async def run(self, code: str, timeout_s: float = 30.0) -> CellResult:
+        """Refuse."""
+        del code, timeout_s
+        _refuse_python()
+
+
+def _refuse_python() -> NoReturn:
+    raise SandboxError("the Python tool is not built yet: run python through the shell", boundary="python")
+
+
+class PtySandbox:
+    """See `Sandbox`. Made by a backend; starts at the first use of a tool.
+
+    Args:
+        ground: its place on this node.
+        spawner: starts and kills its processes.
+        on_stop: tells the backend that it is gone.
+    """
+
+    def __init__(self, ground: Ground, spawner: SpawnClient, on_stop: Callable[[PtySandbox], None]) -> None:
+        self._ground, self._spawner, self._on_stop = ground, spawner, on_stop
+        limits = ground.spec.limits
+        self._terminal = Terminal(spawner, self._launch, ground.workspace(), limits, ground.token)
+        self._files = ConfinedFiles(self._root, limits.file_bytes)
+        self._python = NoPython()
+        self._entry: Entry | None = None
+        self._stopping: asyncio.Task[None] | None = None
+        self._packs = 0
+
+    @property
+    def shell(self) -> Terminal:
+        """See `Sandbox.shell`."""
+        return self._terminal
+
+    @property
+    def files(self) -> ConfinedFiles:
+        """See `Sandbox.files`."""
+        return self._files
+
+    @property
+    def python(self) -> NoPython:
+        """See `Sandbox.python`."""
+        return self._python
+
+    async def start(self) -> None:
+        """See `Sandbox.start`."""
+        await self._terminal.start()
+
+    async def stop(self) -> None:
+        """See `Sandbox.stop`."""
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop())
+        await asyncio.shield(self._stopping)
+
+    async def pack(self, *, paths: Sequence[str] = ("/",), exclude: Sequence[str] = ()) -> PackedLayer:
+        """See `Sandbox.pack`; the file lies in the sandbox's own directory."""
+        self._refuse_stopped()
+        await self.start()  # a sandbox that was never used has an empty layer, not none
+        self._packs += 1
+        target = self._ground.directory / f"layer{self._packs}.tar.zst"
+        return await asyncio.to_thread(
+            pack, self._ground.trees(), target, paths=tuple(paths), exclude=tuple(exclude)
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def _launch(self) -> Spawned:
+        self._refuse_stopped()
+        if self._entry is None:
+            self._entry = await asyncio.to_thread(self._ground.prepare)
+        entry = self._entry
+        return await self._spawner.spawn(
+            entry.argv, env=entry.env, cwd=entry.cwd, timeout_s=self._ground.spec.limits.start_s
+        )
+
+    async def _root(self) -> Path:
+        await self.start()
+        process = self._terminal.process
+        if process is None:
+            raise SandboxError("the sandbox has stopped", boundary="files")
+        return self._ground.root(process.pid)
+
+    async def _stop(self) -> None:
+        try:
+            await self._terminal.kill()
+        finally:
+            gone = await asyncio.to_thread(remove_tree, self._ground.directory)
+            self._on_stop(self)
+        if not gone:
+            raise SandboxError(f"cannot remove {self._ground.directory}: remove it by hand", boundary="stop")
+
+    def _refuse_stopped(self) -> None:
+        if self._stopping is not None:
+            raise SandboxError("the sandbox has stopped; create another", boundary="start")

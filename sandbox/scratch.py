@@ -1,0 +1,69 @@
+"""Private node-local directories: made with mode 700, removed whatever modes and depths an agent left in them."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+# Few imports of the standard library alone: the spawner process imports this file too, and must start fast.
+
+
+def make_private(parent: Path, prefix: str) -> Path:
+    """A new directory of mode 700 under `parent`, which is made where missing."""
+    parent.mkdir(parents=True, exist_ok=True)
+    path = parent / (prefix + os.urandom(6).hex())
+    path.mkdir(mode=0o700)
+    return path
+
+
+def remove_tree(path: Path) -> bool:
+    """Remove a directory and all in it; True when nothing is left.
+
+    Each directory found is first moved up beside the others and then emptied, so neither depth nor path length
+    matters; directories without permissions (overlayfs leaves one, agents leave any) are opened by their owner's right.
+    """
+    try:
+        path.chmod(0o700)
+        top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    try:
+        counter = 0
+        pending = _empty(top, top, counter)
+        while pending:
+            name = pending.pop()
+            with suppress(OSError):
+                inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+                try:
+                    counter += 1
+                    pending.extend(_empty(inner, top, counter))
+                finally:
+                    os.close(inner)
+                os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+    with suppress(OSError):
+        path.rmdir()
+    return not path.exists()
+
+
+def _empty(directory: int, top: int, counter: int) -> list[str]:
+    """Unlink the files of a directory and move its directories under `top`; returns their names there."""
+    moved = []
+    for name in os.listdir(directory):
+        with suppress(OSError):
+            if not stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
+                os.unlink(name, dir_fd=directory)
+                continue
+            os.chmod(name, 0o700, dir_fd=directory)  # noqa: PTH101 - relative to an open directory
+            if directory == top:
+                moved.append(name)
+            else:
+                there = f".rm-{counter}-{len(moved)}"
+                os.rename(name, there, src_dir_fd=directory, dst_dir_fd=top)
+                moved.append(there)
+    return moved

@@ -1,0 +1,216 @@
+"""The worker's side of the spawner process: asks for shells without ever blocking the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sandbox.errors import SpawnerError
+
+MESSAGE_BYTES = 192 * 1024
+_MAIN = "import sys; sys.path[:0] = sys.argv[2:]; from sandbox.spawner import main; main()"
+
+
+@dataclass(frozen=True)
+class Spawned:
+    """A process on its own pty.
+
+    Args:
+        pid: as this process sees it; also its process group and session.
+        master: the pty's master, non-blocking; whoever holds this record closes it.
+        commands: write end of the pipe that the process reads at descriptor 9, non-blocking; closed likewise.
+        exited: the exit code (negative: the signal), once the process and what was settled with it are gone.
+    """
+
+    pid: int
+    master: int
+    commands: int
+    exited: asyncio.Future[int]
+
+    def close(self) -> None:
+        """Close both descriptors."""
+        os.close(self.master)
+        os.close(self.commands)
+
+
+class SpawnClient:
+    """One spawner process, started at first use and ended by `close`; belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._link: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._next = 0
+        self._asked: dict[int, asyncio.Future[Spawned]] = {}
+        self._exits: dict[int, asyncio.Future[int]] = {}
+        self._outbox: deque[bytes] = deque()
+        self._owned: list[Path] = []
+
+    def own(self, path: Path) -> None:
+        """Have a directory removed when this process dies without removing it."""
+        self._owned.append(path)
+        if self._link is not None:
+            self._send({"op": "own", "path": str(path)})
+
+    async def spawn(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, timeout_s: float) -> Spawned:
+        """Start a program on a new pty, echo and output processing off.
+
+        Raises:
+            SpawnerError: it did not start within the deadline, or the spawner is gone.
+        """
+        self._ensure()
+        number = self._next = self._next + 1
+        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        self._send({"op": "spawn", "id": number, "argv": list(argv), "env": dict(env), "cwd": cwd})
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(answer)
+        except (TimeoutError, asyncio.CancelledError) as error:
+            answer.add_done_callback(self._discard)
+            if isinstance(error, TimeoutError):
+                raise SpawnerError(
+                    f"the spawner did not start {argv[0]} within {timeout_s} s", boundary="spawner"
+                ) from error
+            raise
+
+    def settle(self, pid: int) -> None:
+        """Say that a start is complete: the exit is told only when the children that it has now are gone too."""
+        if pid in self._exits:
+            self._send({"op": "settle", "pid": pid})
+
+    def kill(self, pid: int, token: str | None = None) -> None:
+        """SIGKILL a spawned process with its group, and every process started with `token` in its environment."""
+        if self._link is not None and (pid in self._exits or token):
+            self._send({"op": "kill", "pid": pid, "token": token})
+
+    async def close(self, timeout_s: float = 15.0) -> None:
+        """End the spawner, and with it everything that it started; idempotent."""
+        process = self._process
+        self._lose("the spawner was closed")
+        if process is None:
+            return
+        self._process = None
+        try:
+            await asyncio.wait_for(asyncio.to_thread(process.wait, timeout_s), timeout_s + 1)
+        except (TimeoutError, subprocess.TimeoutExpired):
+            process.kill()
+            await asyncio.to_thread(process.wait)
+
+    def _ensure(self) -> None:
+        if self._link is not None:
+            return
+        origin = importlib.util.find_spec("ptyprocess")
+        if origin is None or origin.origin is None:
+            raise SpawnerError("ptyprocess is not installed: run `uv sync`", boundary="spawner")
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        package, third_party = Path(__file__).parent.parent, Path(origin.origin).parent.parent
+        command = [sys.executable, "-I", "-S", "-c", _MAIN, str(there.fileno()), str(package), str(third_party)]
+        # From the loop's own thread: the spawner's parent-death signal belongs to the thread that started it.
+        self._process = subprocess.Popen(  # noqa: S603
+            command,
+            pass_fds=(there.fileno(),),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+            env={"PATH": os.environ.get("PATH", "/usr/bin:/bin")},
+        )
+        there.close()
+        here.setblocking(False)
+        self._link = here
+        asyncio.get_running_loop().add_reader(here, self._on_readable)
+        for path in self._owned:
+            self._send({"op": "own", "path": str(path)})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        packet = json.dumps(message).encode()
+        if len(packet) > MESSAGE_BYTES:
+            raise SpawnerError(
+                f"arguments and environment take {len(packet)} bytes; at most {MESSAGE_BYTES} pass", boundary="spawner"
+            )
+        self._outbox.append(packet)
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._link is None:
+            return
+        loop = asyncio.get_running_loop()
+        while self._outbox:
+            try:
+                self._link.send(self._outbox[0])
+            except BlockingIOError:
+                loop.add_writer(self._link, self._flush)
+                return
+            except OSError as error:
+                self._lose(f"the spawner is gone: {error}")
+                return
+            self._outbox.popleft()
+        loop.remove_writer(self._link)
+
+    def _on_readable(self) -> None:
+        link = self._link
+        while link is not None and link is self._link:
+            try:
+                packet, descriptors, _, _ = socket.recv_fds(link, MESSAGE_BYTES, 2)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._lose(f"the spawner is gone: {error}")
+                return
+            if not packet:
+                self._lose("the spawner is gone: its socket ended")
+                return
+            self._on_message(json.loads(packet), descriptors)
+
+    def _on_message(self, message: dict[str, Any], descriptors: Sequence[int]) -> None:
+        if "exit" in message:
+            exited = self._exits.pop(message["exit"], None)
+            if exited is not None and not exited.done():
+                exited.set_result(message["status"])
+            return
+        answer = self._asked.pop(message["id"])
+        if "error" in message:
+            if not answer.done():
+                answer.set_exception(SpawnerError(message["error"], boundary="spawner"))
+            return
+        for descriptor in descriptors:
+            os.set_blocking(descriptor, False)
+        master, commands = descriptors
+        exited = self._exits[message["pid"]] = asyncio.get_running_loop().create_future()
+        answer.set_result(Spawned(message["pid"], master, commands, exited))
+
+    def _discard(self, answer: asyncio.Future[Spawned]) -> None:
+        """A start that nobody waits for any more."""
+        if not answer.cancelled() and answer.exception() is None:
+            spawned = answer.result()
+            spawned.close()
+            self.kill(spawned.pid)
+
+    def _lose(self, reason: str) -> None:
+        if self._link is None:
+            return
+        link, self._link = self._link, None
+        with contextlib.suppress(RuntimeError):  # the loop may be closed already
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(link)
+            loop.remove_writer(link)
+        link.close()
+        self._outbox.clear()
+        asked, self._asked = self._asked, {}
+        for answer in asked.values():
+            if not answer.done():
+                answer.set_exception(SpawnerError(reason, boundary="spawner"))
+        exits, self._exits = self._exits, {}
+        for exited in exits.values():
+            if not exited.done():
+                exited.set_result(-9)

@@ -1,0 +1,224 @@
+"""The spawner process: forks ptys for one worker, reaps them, and clears all away when the worker dies.
+
+A worker's event loop must not fork: starting a bash from a large threaded process is what stalls it. So each worker has
+one of these, small and single-threaded. It gets one JSON message a packet over a Unix socket pair and answers with
+the pty's master and the write end of the command pipe as file descriptors. It is a child subreaper, so nothing that it
+started can slip away to PID 1, and when its socket ends (the worker is gone, however it went) it kills all it started
+and removes the directories that it was told of.
+
+Messages in, by "op": spawn (id, argv, env, cwd), settle (pid), kill (pid, token), own (path).
+Messages out: {"id","pid"} with two descriptors or {"id","error"}, and {"exit":pid,"status"}.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import termios
+import time
+from pathlib import Path
+from typing import Any
+
+import ptyprocess
+
+from sandbox.scratch import remove_tree
+
+COMMAND_FD = 9
+"""Descriptor of the command pipe in the shell."""
+MESSAGE_BYTES = 192 * 1024
+"""Largest packet; above it a Unix socket's default send buffer refuses."""
+CLEAR_DEADLINE_S = 10.0
+ROWS, COLUMNS = 50, 200
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def children_of(pid: int) -> list[int]:
+    """Process ids of the direct children; empty when the process is gone."""
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        pass
+    found = []
+    for other in _all_pids():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = Path(f"/proc/{other}/stat").read_text().rpartition(")")[2].split()
+            if int(fields[1]) == pid:
+                found.append(other)
+    return found
+
+
+def _all_pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def carriers_of(token: str) -> list[int]:
+    """Process ids of this user whose environment at start held `token` (NAME=value)."""
+    wanted = b"\0" + token.encode() + b"\0"
+    found = []
+    for pid in _all_pids():
+        with contextlib.suppress(OSError):
+            if pid != os.getpid() and wanted in b"\0" + Path(f"/proc/{pid}/environ").read_bytes():
+                found.append(pid)
+    return found
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _prepare_child(pipe_read: int) -> None:
+    """In the child, before exec: terminal modes, umask, default signals, the command pipe at its number."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    modes = termios.tcgetattr(0)
+    modes[0] &= ~(termios.IXON | termios.IXOFF | termios.ICRNL)
+    modes[1] &= ~termios.OPOST
+    modes[3] &= ~(termios.ECHO | termios.ECHONL | termios.ECHOCTL)
+    termios.tcsetattr(0, termios.TCSANOW, modes)
+    os.umask(0o022)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    os.dup2(pipe_read, COMMAND_FD)
+    os.close(pipe_read)
+
+
+class Spawner:
+    """The process's state: what it started and has not reaped, and the directories that die with the worker."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        self._started: dict[int, set[int]] = {}  # pid -> children that must be gone too before its exit is told
+        self._statuses: dict[int, int] = {}
+        self._owned: list[Path] = []
+
+    def serve(self, wakeup: int) -> None:
+        """Answer until the worker's end of the socket is gone."""
+        poll = select.poll()
+        poll.register(self._link, select.POLLIN)
+        poll.register(wakeup, select.POLLIN)
+        while True:
+            for fd, _ in poll.poll():
+                if fd == wakeup:
+                    numbers = os.read(wakeup, 4096)
+                    if signal.SIGTERM in numbers:
+                        return
+                    self._reap()
+                else:
+                    packet = self._link.recv(MESSAGE_BYTES)
+                    if not packet:
+                        return
+                    self._handle(json.loads(packet))
+
+    def _handle(self, message: dict[str, Any]) -> None:
+        operation = message["op"]
+        if operation == "spawn":
+            self._spawn(message)
+        elif operation == "settle":
+            if message["pid"] in self._started:
+                self._started[message["pid"]] = set(children_of(message["pid"]))
+        elif operation == "kill":
+            self._end(message["pid"], message.get("token"))
+        elif operation == "own":
+            self._owned.append(Path(message["path"]))
+
+    def _spawn(self, message: dict[str, Any]) -> None:
+        pipe_read, pipe_write = os.pipe()
+        master = -1
+        try:
+            child = ptyprocess.PtyProcess.spawn(
+                message["argv"],
+                cwd=message["cwd"],
+                env=message["env"],
+                preexec_fn=lambda: _prepare_child(pipe_read),
+                dimensions=(ROWS, COLUMNS),
+                pass_fds=(pipe_read,),
+            )
+            master = os.dup(child.fd)
+            child.fileobj.close()
+            child.closed = True  # otherwise its __del__ would hang up the terminal that was handed on
+            self._started[child.pid] = set()
+            answer = json.dumps({"id": message["id"], "pid": child.pid}).encode()
+            socket.send_fds(self._link, [answer], [master, pipe_write])
+        except Exception as error:  # noqa: BLE001 - ptyprocess raises what the child wrote, of any class: the worker is told
+            self._send({"id": message["id"], "error": f"{type(error).__name__}: {error}"})
+        finally:
+            for fd in (pipe_read, pipe_write, master):
+                if fd >= 0:
+                    os.close(fd)
+
+    def _end(self, pid: int, token: str | None) -> None:
+        """SIGKILL a started process, its group, and all that carry the token."""
+        if pid in self._started and pid not in self._statuses:
+            self._started[pid] |= set(children_of(pid))
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+            _kill(pid)
+        if token:
+            for carrier in carriers_of(token):
+                _kill(carrier)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in self._started:
+                self._statuses[pid] = os.waitstatus_to_exitcode(status)
+            for waiting in self._started.values():
+                waiting.discard(pid)
+            for ended in [p for p, left in self._started.items() if p in self._statuses and not left]:
+                del self._started[ended]
+                self._send({"exit": ended, "status": self._statuses.pop(ended)})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # the worker is gone: the next read says so
+            self._link.send(json.dumps(message).encode())
+
+    def clear(self) -> None:
+        """Kill all that was started, wait until it is gone, remove the owned directories."""
+        deadline = time.monotonic() + CLEAR_DEADLINE_S
+        while time.monotonic() < deadline:
+            for pid in {*self._started, *children_of(os.getpid())}:
+                _kill(pid)
+            try:
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            except ChildProcessError:
+                break
+            select.select([], [], [], 0.005)
+        for path in self._owned:
+            remove_tree(path)
+
+
+def main() -> None:
+    """Entry point: the socket's descriptor is the only argument."""
+    link = socket.socket(fileno=int(sys.argv[1]))
+    link.set_inheritable(False)
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    null = os.open("/dev/null", os.O_RDWR)
+    os.dup2(null, COMMAND_FD, inheritable=False)  # held, so that no pipe made later gets the shell's number
+    wakeup, wakeup_write = os.pipe()
+    os.set_blocking(wakeup_write, False)
+    signal.set_wakeup_fd(wakeup_write)
+    for number in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    spawner = Spawner(link)
+    try:
+        spawner.serve(wakeup)
+    except OSError as error:
+        sys.stderr.write(f"sandbox spawner: {error}\n")
+    finally:
+        spawner.clear()

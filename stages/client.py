@@ -1,0 +1,171 @@
+"""The trainer's client: submit tasks, read results as they are published, cancel, set the policy version."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from urllib.parse import urlencode
+
+import msgspec
+
+from stages.http import RouterLink
+
+WAIT_S: Final = 20.0
+
+T = TypeVar("T")
+
+
+class AsyncRolloutClient:
+    """Talks to the run in a directory, or to a router by URL and token; use as an async context manager.
+
+    A router that dies and comes back is found again; what a call needs to be repeated safely (an idempotency key, the
+    seq to go on from) it carries itself.
+    """
+
+    def __init__(
+        self, run_dir: Path | str | None = None, token: str | None = None, *, url: str | None = None,
+        patience_s: float = 120.0,
+    ) -> None:  # fmt: skip
+        if url is None and isinstance(run_dir, str) and run_dir.startswith(("http://", "https://")):
+            run_dir, url = None, run_dir
+        directory = Path(run_dir) if run_dir is not None else None
+        self._link = RouterLink(
+            "trainer", run_dir=directory, url=url.rstrip("/") if url else None, token=token, patience_s=patience_s
+        )
+
+    async def __aenter__(self) -> AsyncRolloutClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._link.__aexit__(None, None, None)
+
+    async def submit(
+        self, tasks: Sequence[Mapping[str, Any]], *, idempotency_key: str | None = None, **options: Any
+    ) -> list[dict[str, Any]]:
+        """Ask for rollouts; returns the accepted groups.
+
+        Args:
+            tasks: `{"task_id", "data"?}` each.
+            idempotency_key: the same key and body is accepted once, however often it is sent.
+            options: further fields of POST /v1/rollouts: group_size, tag, sampling, priority, deadline_s, ...
+
+        Raises:
+            ServiceError: refused; the message names the field.
+            RouterUnreachableError: no router answered.
+        """
+        headers = {"Idempotency-Key": idempotency_key} if idempotency_key is not None else None
+        body = {"tasks": list(tasks), **options}
+        answer = await self._link.call("POST", "/v1/rollouts", body, answer=dict[str, Any], headers=headers)
+        groups: list[dict[str, Any]] = answer["groups"]
+        return groups
+
+    async def results(
+        self, after: int = 0, *, tag: str | None = None, wait_s: float = WAIT_S, limit: int = 1000, rows: bool = False
+    ) -> tuple[list[dict[str, Any]], int]:
+        """One long poll: published lines after a seq, and the seq to go on from."""
+        query = {"after": after, "wait_s": wait_s, "limit": limit, "rows": int(rows)}
+        if tag is not None:
+            query["tag"] = tag  # type: ignore[assignment]
+        response = await self._link.request("GET", f"/v1/results?{urlencode(query)}", timeout_s=wait_s + 30)
+        lines = [msgspec.json.decode(line) for line in response.content.splitlines()]
+        return lines, int(response.headers["X-Next-After"])
+
+    async def stream(
+        self, after: int = 0, *, tag: str | None = None, rows: bool = False
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Published lines for ever, in seq order, each once."""
+        while True:
+            lines, after = await self.results(after, tag=tag, rows=rows)
+            for line in lines:
+                yield line
+
+    async def rollout(self, rollout_id: str) -> dict[str, Any]:
+        """One rollout's state."""
+        return await self._link.call("GET", f"/v1/rollouts/{rollout_id}", answer=dict[str, Any])
+
+    async def trajectory(self, rollout_id: str) -> dict[str, Any]:
+        """A committed row."""
+        return await self._link.call("GET", f"/v1/trajectories/{rollout_id}", answer=dict[str, Any])
+
+    async def cancel(self, *, rollout_id: str | None = None, group_id: str | None = None) -> dict[str, Any]:
+        """End an open rollout or group."""
+        path = f"/v1/rollouts/{rollout_id}" if rollout_id is not None else f"/v1/groups/{group_id}"
+        return await self._link.call("DELETE", path, answer=dict[str, Any])
+
+    async def policy(self, version: int | None = None, **options: Any) -> dict[str, Any]:
+        """The fleet's policy version; with `version`, set it."""
+        if version is None:
+            return await self._link.call("GET", "/v1/policy", answer=dict[str, Any])
+        return await self._link.call("POST", "/v1/policy", {"version": version, **options}, answer=dict[str, Any])
+
+    async def status(self, *, patience_s: float | None = None) -> dict[str, Any]:
+        """Counts, stages, fleet."""
+        return await self._link.call("GET", "/v1/status", answer=dict[str, Any], timeout_s=10, patience_s=patience_s)
+
+    async def add_replica(self, url: str, *, model: str = "", capacity: int = 64) -> dict[str, Any]:
+        """Add an engine that serves already."""
+        body = {"url": url, "model": model, "capacity": capacity}
+        return await self._link.call("POST", "/v1/replicas", body, answer=dict[str, Any])
+
+    async def drain(self) -> None:
+        """Ask the run to hand out no more work."""
+        await self._link.call("POST", "/v1/drain", answer=bytes)
+
+
+class RolloutClient:
+    """AsyncRolloutClient for programs without an event loop: the same calls, blocking; a context manager."""
+
+    def __init__(
+        self, run_dir: Path | str | None = None, token: str | None = None, *, url: str | None = None,
+        patience_s: float = 120.0,
+    ) -> None:  # fmt: skip
+        self._runner = asyncio.Runner()
+        self._client = AsyncRolloutClient(run_dir, token, url=url, patience_s=patience_s)
+
+    def __enter__(self) -> RolloutClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close connections and loop."""
+        self._run(self._client.__aexit__())
+        self._runner.close()
+
+    def _run(self, call: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(call)
+
+    def submit(
+        self, tasks: Sequence[Mapping[str, Any]], *, idempotency_key: str | None = None, **options: Any
+    ) -> list[dict[str, Any]]:
+        """See AsyncRolloutClient.submit."""
+        return self._run(self._client.submit(tasks, idempotency_key=idempotency_key, **options))
+
+    def results(self, after: int = 0, **options: Any) -> tuple[list[dict[str, Any]], int]:
+        """See AsyncRolloutClient.results."""
+        return self._run(self._client.results(after, **options))
+
+    def stream(self, after: int = 0, *, tag: str | None = None, rows: bool = False) -> Iterator[dict[str, Any]]:
+        """See AsyncRolloutClient.stream."""
+        while True:
+            lines, after = self.results(after, tag=tag, rows=rows)
+            yield from lines
+
+    def trajectory(self, rollout_id: str) -> dict[str, Any]:
+        """See AsyncRolloutClient.trajectory."""
+        return self._run(self._client.trajectory(rollout_id))
+
+    def cancel(self, *, rollout_id: str | None = None, group_id: str | None = None) -> dict[str, Any]:
+        """See AsyncRolloutClient.cancel."""
+        return self._run(self._client.cancel(rollout_id=rollout_id, group_id=group_id))
+
+    def policy(self, version: int | None = None, **options: Any) -> dict[str, Any]:
+        """See AsyncRolloutClient.policy."""
+        return self._run(self._client.policy(version, **options))
+
+    def status(self) -> dict[str, Any]:
+        """See AsyncRolloutClient.status."""
+        return self._run(self._client.status())

@@ -1,0 +1,142 @@
+"""Handoff segments: the records that RUN leaves for EVAL, append-only, each with its own header and crc.
+
+A record is a 32-byte header, a MessagePack body, the packed workspace as raw bytes behind it, and zeros up to a
+multiple of 8. The header's crc32 makes a segment readable without an index; the range's crc32, which travels with the
+commit, covers the whole record.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from stages import ranges
+from stages.errors import SchemaError, ShardError
+from stages.groupcommit import ROTATE_BYTES, Block, GroupCommit, Policy
+from stages.layout import RunLayout
+from stages.trajectory import RowRange, RunResult
+
+MAGIC = b"RMSG"
+VERSION = 1
+KIND_RUN_RESULT = 1
+_HAS_BLOB = 1
+_HEAD = struct.Struct("<4sBBHQQ")
+"""Magic, version, kind, flags, body length, blob length."""
+_CRC = struct.Struct("<I4x")
+"""zlib crc32 over head, body and blob."""
+_HEADER_BYTES = _HEAD.size + _CRC.size
+_TOKEN_BYTES = 12
+
+_decoder = msgspec.msgpack.Decoder(RunResult)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode_record(result: RunResult) -> bytes:
+    """One record's bytes, padded to a multiple of 8."""
+    blob = result.workspace
+    body = _encoder.encode(result if blob is None else msgspec.structs.replace(result, workspace=None))
+    flags = 0 if blob is None else _HAS_BLOB
+    data = blob or b""
+    head = _HEAD.pack(MAGIC, VERSION, KIND_RUN_RESULT, flags, len(body), len(data))
+    crc = zlib.crc32(data, zlib.crc32(body, zlib.crc32(head)))
+    padding = -(len(body) + len(data)) % 8
+    return b"".join((head, _CRC.pack(crc), body, data, bytes(padding)))
+
+
+def decode_record(data: bytes, where: str) -> RunResult:
+    """The record in these bytes; `where` names them in errors.
+
+    Raises:
+        SchemaError: written by a newer version.
+        ShardError: not a whole, intact RUN record.
+    """
+    if len(data) < _HEADER_BYTES or not data.startswith(MAGIC):
+        raise ShardError(f"{where}: no handoff record begins here ({data[:4]!r}, {len(data)} bytes)")
+    _, version, kind, flags, body_length, blob_length = _HEAD.unpack_from(data)
+    if version > VERSION:
+        raise SchemaError(f"{where}: handoff record version {version}, known is {VERSION}: run a newer rollmill here")
+    (crc,) = _CRC.unpack_from(data, _HEAD.size)
+    view = memoryview(data)[_HEADER_BYTES : _HEADER_BYTES + body_length + blob_length]
+    if len(view) < body_length + blob_length or zlib.crc32(view, zlib.crc32(data[: _HEAD.size])) != crc:
+        raise ShardError(
+            f"{where}: the record is torn: {len(view)} of {body_length + blob_length} bytes or a wrong crc"
+        )
+    if kind != KIND_RUN_RESULT:
+        raise ShardError(f"{where}: record kind {kind} is not a RUN result ({KIND_RUN_RESULT})")
+    try:
+        result = _decoder.decode(view[:body_length])
+    except msgspec.MsgspecError as error:
+        raise ShardError(f"{where}: the record's body does not read as a RUN result: {error}") from error
+    return msgspec.structs.replace(result, workspace=bytes(view[body_length:])) if flags & _HAS_BLOB else result
+
+
+def _where(run_dir: Path, place: RowRange) -> str:
+    return f"{run_dir / place.path} at {place.offset}+{place.length}"
+
+
+def read_record(run_dir: Path, place: RowRange) -> RunResult:
+    """The record of a committed range, read once, now.
+
+    Raises:
+        NotYetError: absent, short or of another crc: it may become visible.
+        ShardError: it is there and cannot be what was committed.
+    """
+    path = RunLayout(run_dir).resolve(place.path)
+    data = ranges.read_checked(path, place.offset, place.length, place.crc32)
+    return decode_record(data, _where(run_dir, place))
+
+
+async def wait_record(run_dir: Path, place: RowRange, *, visibility_s: float = 60.0) -> RunResult:
+    """The record of a committed range, waited for until `visibility_s` is over.
+
+    Raises:
+        ShardError: not visible in time, or not what was committed; names file, range and what was found.
+    """
+    path = RunLayout(run_dir).resolve(place.path)
+    data = await ranges.wait_checked(path, place.offset, place.length, place.crc32, visibility_s)
+    return decode_record(data, _where(run_dir, place))
+
+
+def _pack(results: Sequence[RunResult]) -> list[Block]:
+    return [Block(encode_record(result), 1) for result in results]
+
+
+def _weight(result: RunResult) -> int:
+    tokens = sum(len(chain.token_ids) for chain in result.trajectory.chains)
+    return len(result.workspace or b"") + _TOKEN_BYTES * tokens + 1024
+
+
+class SegmentWriter:
+    """One RUN worker incarnation's segments: an async context manager whose `append` many callers use at once."""
+
+    def __init__(
+        self, layout: RunLayout, member: str, *, deadline_s: float = 120.0, rotate_bytes: int = ROTATE_BYTES
+    ) -> None:
+        policy = Policy[RunResult](
+            path=lambda number: layout.segment(member, number),
+            pack=_pack,
+            weight=_weight,
+            max_items=256,
+            max_bytes=64 << 20,
+            rotate_bytes=rotate_bytes,
+        )
+        self._commits = GroupCommit(layout, policy, deadline_s=deadline_s)
+
+    async def append(self, result: RunResult) -> RowRange:
+        """Write the record and return its range once it is durable.
+
+        Raises:
+            ShardError: it could not be made durable within the deadline.
+        """
+        return await self._commits.append(result)
+
+    async def __aenter__(self) -> SegmentWriter:
+        await self._commits.__aenter__()
+        return self
+
+    async def __aexit__(self, *details: object) -> None:
+        await self._commits.__aexit__(*details)

@@ -1,0 +1,173 @@
+"""HTTP as the house speaks it: one client type over httpx, and calls to the router that find it again when it moves.
+
+httpx's own connection pool is quadratic in connections, so the transport is aiohttp's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Literal, TypeVar
+
+import httpx
+import msgspec
+from httpx_aiohttp import AiohttpTransport
+
+from stages import beacon, sharedfs
+from stages.errors import RouterUnreachableError, ServiceError
+from stages.layout import RunLayout
+
+KEEP_ALIVE_S: Final = 4.0
+"""Below the servers' own, so that no request is sent into a connection that is being closed."""
+RETRY_S: Final = (0.05, 1.0)
+RETRIED_STATUS: Final = frozenset({429, 503})
+
+T = TypeVar("T")
+TransportError = httpx.TransportError
+
+
+def make_client(*, connections: int = 256, timeout_s: float = 60.0) -> httpx.AsyncClient:
+    """An asynchronous client for many short requests to few hosts."""
+    limits = httpx.Limits(
+        max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=KEEP_ALIVE_S
+    )
+    return httpx.AsyncClient(transport=AiohttpTransport(limits=limits), timeout=httpx.Timeout(timeout_s))
+
+
+def error_of(response: httpx.Response) -> ServiceError:
+    """The contract's error body as an exception."""
+    try:
+        error = msgspec.json.decode(response.content)["error"]
+        code, message, detail = error["code"], error["message"], error.get("detail") or {}
+    except (msgspec.MsgspecError, KeyError, TypeError):
+        code, message, detail = "unknown", response.text[:200] or response.reason_phrase, {}
+    return ServiceError(response.status_code, str(code), message, **detail)
+
+
+class RouterLink:
+    """Calls to a run's router, which may die and come back elsewhere with a higher epoch.
+
+    Each call has a deadline; until then connection failures, 429 and 503 are tried again, and router.json is read
+    anew.
+    """
+
+    def __init__(
+        self,
+        role: Literal["trainer", "worker"],
+        *,
+        run_dir: Path | None = None,
+        url: str | None = None,
+        token: str | None = None,
+        patience_s: float = 120.0,
+    ) -> None:
+        self._layout = RunLayout(run_dir) if run_dir is not None else None
+        self._role = role
+        self._token = token
+        self._url = url
+        self._patience_s = patience_s
+        self._client = make_client()
+        self.epoch = 0
+
+    async def __aenter__(self) -> RouterLink:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.aclose()
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        answer: type[T],
+        headers: dict[str, str] | None = None,
+        timeout_s: float = 30.0,
+        patience_s: float | None = None,
+    ) -> T:
+        """One request, its answer decoded.
+
+        Args:
+            method: HTTP method.
+            path: route with its query.
+            body: anything msgspec can encode, or None.
+            answer: type to decode the answer to; `bytes` gives it raw.
+            headers: more headers.
+            timeout_s: seconds for one try.
+            patience_s: seconds for all tries.
+
+        Raises:
+            ServiceError: the router refused for good.
+            RouterUnreachableError: no answer within the patience.
+        """
+        response = await self.request(method, path, body, headers=headers, timeout_s=timeout_s, patience_s=patience_s)
+        if answer is bytes:
+            return response.content  # type: ignore[return-value]
+        return msgspec.json.decode(response.content, type=answer)
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        headers: dict[str, str] | None = None,
+        timeout_s: float = 30.0,
+        patience_s: float | None = None,
+    ) -> httpx.Response:
+        """Like `call`, giving the response itself."""
+        patience_s = self._patience_s if patience_s is None else patience_s
+        until = time.monotonic() + patience_s
+        content = None if body is None else msgspec.json.encode(body)
+        wait_s, last = RETRY_S[0], "no router.json yet"
+        while True:
+            try:
+                if self._url is None or self._token is None:
+                    await self.locate()
+                sent = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json", **(headers or {})}
+                response = await self._client.request(
+                    method, f"{self._url}{path}", content=content, headers=sent, timeout=timeout_s
+                )
+            except (httpx.TransportError, RouterUnreachableError) as error:
+                last = f"{type(error).__name__}: {error}"
+            else:
+                if response.status_code < 400:
+                    return response
+                failure = error_of(response)
+                if response.status_code not in RETRIED_STATUS:
+                    raise failure
+                last = str(failure)
+                if time.monotonic() >= until:
+                    raise failure
+            if time.monotonic() + wait_s >= until:
+                raise RouterUnreachableError(f"router at {self._url}: nothing for {patience_s:g} s: {last}")
+            await asyncio.sleep(wait_s)
+            wait_s = min(RETRY_S[1], wait_s * 2)
+            if self._layout is not None:
+                self._url = None
+
+    async def locate(self) -> None:
+        """Read router.json (and the token): where the router is now.
+
+        Raises:
+            RouterUnreachableError: none has published itself.
+        """
+        if self._layout is None:
+            raise RouterUnreachableError("no run directory and no URL to find the router by")
+        found = await asyncio.to_thread(beacon.read, self._layout)
+        if found is None or found.ended:
+            raise RouterUnreachableError(f"{self._layout.router_json} names no living router")
+        path = self._layout.trainer_token if self._role == "trainer" else self._layout.worker_token
+        if self._token is None:
+            self._token = (await asyncio.to_thread(sharedfs.read_bytes, path)).decode().strip()
+        self._url, self.epoch = found.url, found.epoch
+
+    async def on_stale_epoch(self) -> None:
+        """After a 409 stale_epoch: find the newer router."""
+        self._url = None
+        await asyncio.sleep(RETRY_S[0])
+        await self.locate()

@@ -1,0 +1,147 @@
+"""EVAL: grade what RUN left in a fresh sandbox and write the rollout's row into this worker's shard."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+
+from sandbox import layers as layer_files
+from sandbox.errors import SandboxError
+from sandbox.protocols import SandboxBackend, SandboxSpec
+from stages.errors import RolloutError, VerifierError
+from stages.handoff import wait_record
+from stages.identity import here, slurm_job_id
+from stages.layout import RunLayout
+from stages.ledger.outcomes import OK, OUTCOMES, failure_class
+from stages.pools.run import oldest_version
+from stages.protocols import Reward, Task
+from stages.shards.writer import ShardWriter
+from stages.store import LayerStore
+from stages.trajectory import Row, RunResult, Timing
+from stages.wire import CommitRow, EvalInput, LeaseOut
+from stages.worker import Result
+
+
+class RunNames(msgspec.Struct, frozen=True):
+    """The columns that are the same for every row of a run."""
+
+    run_id: str
+    workflow: str
+    task: str
+    agent: str
+    keep_messages: bool = True
+
+
+class EvalHand:
+    """One EVAL worker's hands."""
+
+    timeout_class = "verifier"
+
+    def __init__(
+        self,
+        task: Task,
+        names: RunNames,
+        layout: RunLayout,
+        *,
+        backend: SandboxBackend,
+        store: LayerStore,
+        shards: ShardWriter,
+        scratch: Path,
+        visibility_s: float,
+    ) -> None:
+        self._task, self._names, self._layout = task, names, layout
+        self._backend, self._store, self._shards = backend, store, shards
+        self._scratch, self._visibility_s = scratch, visibility_s
+
+    @property
+    def warm(self) -> list[str]:
+        """Layers that are unpacked on this node."""
+        return self._store.warm
+
+    async def work(self, lease: LeaseOut) -> Result:
+        """Grade one rollout; its row is durable when this returns."""
+        given = msgspec.json.decode(lease.input, type=EvalInput)
+        started = time.perf_counter()
+        left = await wait_record(self._layout.root, given.segment, visibility_s=self._visibility_s)
+        outcome, message, reward = await self._grade(given, left)
+        row = self._row(lease, given, left, outcome, reward, time.perf_counter() - started)
+        place = await self._shards.append(row)
+        sampled = sum(sum(chain.loss_mask) for chain in left.trajectory.chains)
+        return Result(
+            outcome=OK if outcome == given.outcome else outcome,
+            message=message,
+            row=CommitRow(
+                place.path, place.offset, place.length, place.crc32, row.reward, oldest_version(left.trajectory),
+                max(1, len(left.trajectory.chains)), sampled,
+            ),
+        )  # fmt: skip
+
+    async def _grade(self, given: EvalInput, left: RunResult) -> tuple[str, str, Reward]:
+        """Outcome, message and reward; the verifier is asked only where the table lets it speak."""
+        if OUTCOMES[given.outcome].reward == "zero":
+            return given.outcome, given.message, Reward(0.0)
+        try:
+            async with asyncio.timeout(given.budget):
+                return given.outcome, given.message, await self._verify(given, left)
+        except RolloutError as error:
+            if OUTCOMES[error.failure_class].status != "completed":
+                raise
+            return error.failure_class, str(error), Reward(0.0)
+
+    async def _verify(self, given: EvalInput, left: RunResult) -> Reward:
+        environment = self._task.environment(given.payload)
+        stack = [await asyncio.to_thread(self._store.unpacked, digest) for digest in given.layers]
+        workspace = await asyncio.to_thread(self._unpack_workspace, left)
+        try:
+            spec = SandboxSpec(
+                image=environment.image, workspace=environment.workspace,
+                layers=tuple(str(layer) for layer in (*stack, *workspace)),
+            )  # fmt: skip
+            async with self._backend.create(spec) as sandbox:
+                return await self._task.verify(sandbox, given.payload, left.trajectory)
+        except (RolloutError, SandboxError, TimeoutError):
+            raise
+        except Exception as error:
+            # The boundary to a task's verifier: what breaks there says nothing about the policy.
+            raise VerifierError(f"{type(error).__name__}: {error}") from error
+        finally:
+            for directory in workspace:
+                await asyncio.to_thread(shutil.rmtree, directory.parent, ignore_errors=True)
+
+    def _unpack_workspace(self, left: RunResult) -> list[Path]:
+        """RUN's workspace as a layer directory of its own, in a fresh node-local place."""
+        if left.workspace is None:
+            return []
+        place = Path(tempfile.mkdtemp(prefix="workspace-", dir=self._scratch))
+        directory = place / "layer"
+        layer_files.unpack(io.BytesIO(left.workspace), directory)
+        return [directory]
+
+    def _row(
+        self, lease: LeaseOut, given: EvalInput, left: RunResult, outcome: str, reward: Reward, eval_s: float
+    ) -> Row:
+        rule = OUTCOMES[outcome]
+        trajectory = left.trajectory
+        if not self._names.keep_messages:
+            trajectory = msgspec.structs.replace(trajectory, messages=[])
+        now = time.time()
+        timing = Timing(
+            given.queue_init_s, given.init_s, given.queue_run_s, left.run_s, left.llm_s, left.tool_s,
+            given.queue_eval_s, eval_s, now - given.created_at,
+        )  # fmt: skip
+        return Row(
+            run_id=self._names.run_id, rollout_id=lease.rollout_id, group_id=given.group_id, task_id=given.task_id,
+            tag=given.tag, attempt=lease.attempt, workflow=self._names.workflow, task=self._names.task,
+            agent=self._names.agent, model=left.model, status=rule.status, failure_class=failure_class(outcome),
+            mask_sample=rule.mask_sample, mask_reason=None, reward=reward.value, reward_parts=reward.parts,
+            grading=reward.grading, trajectory=trajectory, sampling=left.sampling, timing=timing,
+            nodes=list(dict.fromkeys([left.node, here().node])), slurm_job_id=slurm_job_id(),
+            layer_digests=given.layers, infrastructure_attempts=given.infrastructure_attempts,
+            created_at=given.created_at, finished_at=now,
+        )  # fmt: skip

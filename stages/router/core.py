@@ -1,0 +1,142 @@
+"""The router's heart: one ledger, one journal, one clock; what `submit` has returned is durable.
+
+The event loop applies events one after the other, so a choice made from the state (`grants.choose`, `fleet.choose`) and
+the event that makes it so are never pulled apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from stages.errors import JournalError, ServiceError
+from stages.journal.history import Replay, claim, highest_claim
+from stages.journal.payloads import Payloads
+from stages.journal.writer import JournalWriter
+from stages.layout import RunLayout
+from stages.ledger.effects import Effect, Revoke
+from stages.ledger.events import AnyEvent, EpochBegan, Rules, Tick
+from stages.ledger.machine import Ledger
+from stages.ledger.state import STAGES
+from stages.router.clock import Clock
+from stages.router.publisher import Publisher
+from stages.router.waiters import Waiters
+
+TICK_S: Final = 0.25
+GAP_S: Final = 1.0
+"""A tick later than this means that the router itself stood still: no worker is to pay for that."""
+
+
+class Router:
+    """Holds one epoch of a run. Use `opened` as an async context manager."""
+
+    def __init__(self, layout: RunLayout, run_id: str, rules: Rules, node: str) -> None:
+        self.layout, self.run_id, self.rules, self.node = layout, run_id, rules, node
+        self.ledger = Ledger()
+        self.payloads = Payloads(layout)
+        self.publisher = Publisher(layout)
+        self.waiters = Waiters()
+        self.revoked: dict[str, dict[int, str]] = {}
+        self.clock = Clock()
+        self.epoch = 0
+        self.started = time.monotonic()
+        self.lag_s: list[float] = []
+        self._journal: JournalWriter | None = None
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def opened(cls, layout: RunLayout, run_id: str, rules: Rules, node: str) -> AsyncIterator[Router]:
+        """Claim the next epoch, replay what came before, and keep journal and clock running inside the block.
+
+        Raises:
+            FencedError: another router claimed the epoch, now or later.
+            JournalError: the history is damaged.
+        """
+        router = cls(layout, run_id, rules, node)
+        history = await asyncio.to_thread(router._replay)
+        router._journal = JournalWriter(layout, router.epoch, router.payloads, router.publisher.take, router.clock)
+        began = EpochBegan(t=router.clock(), epoch=router.epoch, run_id=run_id, history=history, rules=rules, node=node)
+        async with asyncio.TaskGroup() as tasks:
+            writing = tasks.create_task(router._journal.run(), name="journal")
+            await router.submit(began)
+            await asyncio.to_thread(router.publisher.begin, router.epoch)
+            publishing = tasks.create_task(router.publisher.run(), name="publish")
+            ticking = tasks.create_task(router._tick(), name="tick")
+            try:
+                yield router
+            finally:
+                ticking.cancel()
+                router.waiters.wake_all()
+                router._journal.close()
+                await asyncio.wait([writing])
+                router.publisher.close()
+                await asyncio.wait([publishing])
+                router.publisher.close_files()
+                router.payloads.close()
+
+    def _replay(self) -> list[Any]:
+        self.epoch = highest_claim(self.layout) + 1
+        claim(self.layout, self.epoch, self.node)
+        self.payloads.load()
+        self.payloads.begin(self.epoch)
+        replay = Replay(self.layout)
+        for event in replay.events():
+            _, effects = self.ledger.apply(event)
+            self.publisher.take(effects)
+        self.clock = Clock(self.ledger.state.now)
+        return replay.history
+
+    @property
+    def journal(self) -> JournalWriter:
+        """The open journal."""
+        assert self._journal is not None
+        return self._journal
+
+    def check_open(self) -> None:
+        """Refuse a request that could not be acknowledged.
+
+        Raises:
+            ServiceError: 503 journal_stalled.
+        """
+        try:
+            self.journal.check_open()
+        except JournalError as error:
+            raise ServiceError(503, "journal_stalled", str(error), retry_after_s=2) from error
+
+    async def submit(self, event: AnyEvent) -> Any:
+        """Apply an event and return its reply once it is durable and its effects are published."""
+        return await self.put(event)
+
+    def put(self, event: AnyEvent) -> asyncio.Future[Any]:
+        """Apply an event now; the future gives its reply when it is durable."""
+        reply, effects = self.ledger.apply(event)
+        self._take_revocations(effects)
+        self._wake_leases()
+        return self.journal.put(event, reply, effects)
+
+    def _take_revocations(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Revoke):
+                self.revoked.setdefault(effect.member, {})[effect.lease] = effect.reason
+
+    def _wake_leases(self) -> None:
+        for stage in STAGES:
+            queued = len(self.ledger.queues.by_stage[stage])
+            if queued:
+                self.waiters.wake(stage, queued)
+
+    async def _tick(self) -> None:
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            late_s, last = now - last - TICK_S, now
+            self.lag_s.append(late_s)
+            del self.lag_s[:-4096]
+            gap_s = round(late_s, 3) if late_s > GAP_S else 0.0
+            t = self.clock()
+            if (gap_s or self.ledger.due(t)) and self.journal.stalled_since is None:
+                await self.submit(Tick(t=t, gap_s=gap_s))

@@ -1,0 +1,50 @@
+"""/metrics: Prometheus text of what the router knows (names in CONTRACTS 5; no label per rollout)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from stages.ledger.outcomes import OUTCOMES
+from stages.router.core import Router
+from stages.router.views import stages_view
+
+
+def render(router: Router) -> str:
+    """The exposition, one scrape."""
+    return "\n".join(_lines(router)) + "\n"
+
+
+def _lines(router: Router) -> Iterator[str]:
+    state = router.ledger.state
+    yield "# TYPE rollmill_rollouts_total counter"
+    for outcome, count in sorted(state.counts.by_class.items()):
+        yield f'rollmill_rollouts_total{{status="{OUTCOMES[outcome].status}",class="{outcome}"}} {count}'
+    stages = stages_view(router.ledger)
+    for kind in ("queued", "leased"):
+        yield f"# TYPE rollmill_stage_{kind} gauge"
+        for stage, view in stages.items():
+            yield f'rollmill_stage_{kind}{{stage="{stage}"}} {view[kind]}'
+    counts = state.counts
+    yield "# TYPE rollmill_reward summary"
+    yield f"rollmill_reward_sum {counts.reward_sum:g}"
+    yield f"rollmill_reward_count {counts.reward_n}"
+    yield "# TYPE rollmill_tokens_total counter"
+    yield f'rollmill_tokens_total{{kind="sampled"}} {counts.tokens}'
+    yield "# TYPE rollmill_sessions gauge"
+    for replica in state.fleet.replicas.values():
+        yield f'rollmill_sessions{{replica="{replica.id}"}} {replica.in_flight}'
+    yield "# TYPE rollmill_policy_version gauge"
+    yield f"rollmill_policy_version {state.policy_version}"
+    yield "# TYPE rollmill_infra_failure_ratio gauge"
+    yield f"rollmill_infra_failure_ratio {counts.infra_failures / max(1, counts.attempts_ended):g}"
+    yield from _summary("rollmill_event_loop_lag_seconds", router.lag_s)
+    yield from _summary("rollmill_journal_fsync_seconds", router.journal.fsync_s)
+
+
+def _summary(name: str, samples: Sequence[float]) -> Iterator[str]:
+    yield f"# TYPE {name} summary"
+    if samples:
+        ordered = sorted(samples)
+        for quantile in (0.5, 0.99):
+            yield f'{name}{{quantile="{quantile}"}} {ordered[min(len(ordered) - 1, int(quantile * len(ordered)))]:.6f}'
+    yield f"{name}_count {len(samples)}"

@@ -1,0 +1,204 @@
+"""Trainer calls: submit, look up, cancel, results and trajectories."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import Any, Final
+
+from stages.errors import ServiceError
+from stages.ledger.events import Cancelled, GroupSpec, Submitted
+from stages.ledger.state import Group, Rollout
+from stages.router.core import Router
+from stages.router.served import ServedTask
+from stages.shards.reader import read_row_json
+from stages.trajectory import Sampling
+from stages.wire import GroupOut, RolloutsIn, RolloutsOut
+
+PAGE: Final = 1000
+RESULTS_LIMIT: Final = 10_000
+
+
+class Rollouts:
+    """Answers trainers on behalf of the router."""
+
+    def __init__(self, router: Router, served: ServedTask, sampling: Sampling, max_open: int) -> None:
+        self._router, self._served, self._sampling, self._max_open = router, served, sampling, max_open
+
+    async def submit(self, request: RolloutsIn, key: str | None, body: bytes) -> RolloutsOut:
+        """Accept tasks; the answer comes when they are durable. With a key, the same body is accepted once."""
+        digest = hashlib.sha256(body).hexdigest()[:32] if key is not None else None
+        if key is not None and key in self._router.ledger.state.keys:
+            return self._accepted_before(key, digest)
+        self._router.check_open()
+        self._check(request)
+        rows = [self._served.row(task.task_id, task.data, f"tasks[{i}]") for i, task in enumerate(request.tasks)]
+        environments = await asyncio.to_thread(self._environments, rows)
+        if key is not None and key in self._router.ledger.state.keys:
+            return self._accepted_before(key, digest)
+        first = self._router.ledger.state.next_group
+        groups = [
+            GroupSpec(f"g{first + i:06d}", str(row["task_id"]), self._router.payloads.stage(row), environment)
+            for i, (row, environment) in enumerate(zip(rows, environments, strict=True))
+        ]
+        sampling = request.sampling.over(self._sampling) if request.sampling is not None else None
+        event = Submitted(
+            t=self._router.clock(), groups=groups, n=request.group_size, tag=request.tag, priority=request.priority,
+            sampling=sampling, deadline_s=request.deadline_s, min_usable=request.min_usable,
+            max_lag=request.policy.max_lag if request.policy else None, key=key, body_digest=digest,
+        )  # fmt: skip
+        accepted = await self._router.submit(event)
+        return RolloutsOut([GroupOut(*group) for group in accepted])
+
+    def _environments(self, rows: list[Any]) -> list[str]:
+        return [self._served.checked_environment(row, f"tasks[{i}]") for i, row in enumerate(rows)]
+
+    def _accepted_before(self, key: str, digest: str | None) -> RolloutsOut:
+        body_digest, group_ids = self._router.ledger.state.keys[key]
+        if body_digest != digest:
+            raise ServiceError(409, "idempotency_conflict", f"Idempotency-Key {key!r} came before with another body")
+        return RolloutsOut([self._group_out(group_id) for group_id in group_ids])
+
+    def _group_out(self, group_id: str) -> GroupOut:
+        group = self._router.ledger.state.groups.get(group_id)
+        if group is not None:
+            return GroupOut(group.id, group.task_id, group.rollouts)
+        line = self._router.publisher.line(self._router.publisher.groups[group_id])
+        first = self._router.publisher.line(self._router.publisher.rows[line["rollout_ids"][0]])
+        return GroupOut(group_id, first["task_id"], line["rollout_ids"])
+
+    def _check(self, request: RolloutsIn) -> None:
+        if request.min_usable is not None and request.min_usable > request.group_size:
+            message = f"min_usable: {request.min_usable} is more than group_size {request.group_size}"
+            raise ServiceError(400, "invalid", message)
+        if request.callback_url is not None:
+            raise ServiceError(501, "not_built", "callback_url: callbacks are not built yet; poll /v1/results")
+        state = self._router.ledger.state
+        wanted, open_now = len(request.tasks) * request.group_size, len(state.rollouts)
+        if state.draining:
+            raise ServiceError(503, "draining", "the run is draining and accepts nothing more", retry_after_s=30)
+        if open_now and open_now + wanted > self._max_open:
+            message = f"{open_now} rollouts are open, {wanted} more would pass admission.max_open={self._max_open}"
+            raise ServiceError(429, "too_many_open", message, retry_after_s=1)
+
+    def rollout(self, rollout_id: str) -> dict[str, Any]:
+        """One rollout's state, open or ended."""
+        rollout = self._router.ledger.state.rollouts.get(rollout_id)
+        if rollout is not None:
+            return _open_view(rollout)
+        seq = self._router.publisher.rows.get(rollout_id)
+        if seq is None:
+            raise ServiceError(404, "not_found", f"rollout {rollout_id!r} is not known to this run")
+        return _ended_view(self._router.publisher.line(seq))
+
+    def group(self, group_id: str) -> dict[str, Any]:
+        """One group's state, open or closed."""
+        group = self._router.ledger.state.groups.get(group_id)
+        if group is not None:
+            return _group_view(group)
+        seq = self._router.publisher.groups.get(group_id)
+        if seq is None:
+            raise ServiceError(404, "not_found", f"group {group_id!r} is not known to this run")
+        return {"state": "closed", "open": 0, **self._router.publisher.line(seq)}
+
+    def listing(self, state: str | None, tag: str | None, after: str | None) -> dict[str, Any]:
+        """A page of rollouts: open ones by acceptance, then ended ones by seq; `next` goes on from there."""
+        kind, _, position = (after or "open:0").partition(":")
+        if kind not in {"open", "ended"} or not position.isdecimal():
+            raise ServiceError(400, "invalid", f"after: {after!r} is not a `next` of this listing")
+        found: list[dict[str, Any]] = []
+        last_order = int(position)
+        if kind == "open" and state in {None, "queued", "leased"}:
+            for rollout in self._router.ledger.state.rollouts.values():
+                group = self._router.ledger.state.groups[rollout.group]
+                wanted = (tag is None or group.tag == tag) and state in {None, rollout.state}
+                if rollout.order > int(position) and wanted:
+                    if len(found) == PAGE:
+                        return {"rollouts": found, "next": f"open:{last_order}"}
+                    found.append(_open_view(rollout))
+                    last_order = rollout.order
+            position = "0"
+        for seq in range(int(position) + 1, self._router.publisher.published + 1):
+            line = self._router.publisher.line(seq)
+            if line["type"] == "rows" and tag in {None, line["tag"]} and state in {None, line["status"]}:
+                if len(found) >= PAGE:
+                    return {"rollouts": found, "next": f"ended:{seq - 1}"}
+                found.append(_ended_view(line))
+        return {"rollouts": found, "next": None}
+
+    async def cancel(self, *, rollout_id: str | None = None, group_id: str | None = None) -> dict[str, Any]:
+        """End an open rollout or group; workers that hold it are told at their next heartbeat."""
+        state = self._router.ledger.state
+        if rollout_id is not None and rollout_id not in state.rollouts:
+            self.rollout(rollout_id)
+            raise ServiceError(409, "ended", f"rollout {rollout_id!r} has ended already")
+        if group_id is not None and group_id not in state.groups:
+            self.group(group_id)
+            raise ServiceError(409, "ended", f"group {group_id!r} has closed already")
+        event = Cancelled(
+            t=self._router.clock(),
+            rollouts=[rollout_id] if rollout_id is not None else [],
+            groups=[group_id] if group_id is not None else [],
+        )
+        return {"cancelled": await self._router.submit(event)}
+
+    async def results(
+        self, after: int, tag: str | None, wait_s: float, limit: int, rows: bool
+    ) -> tuple[list[bytes], int]:
+        """Published lines after a seq, and the seq to go on from; waits up to `wait_s` for the first that fits."""
+        publisher = self._router.publisher
+        loop = asyncio.get_running_loop()
+        until = loop.time() + wait_s
+        limit = min(limit, RESULTS_LIMIT)
+        while True:
+            found: list[bytes] = []
+            while after < publisher.published and len(found) < limit:
+                after += 1
+                line = publisher.line(after)
+                if (rows or line["type"] == "group") and tag in {None, line["tag"]}:
+                    found.append(publisher.lines[after - 1])
+            left_s = until - loop.time()
+            if found or left_s <= 0 or not await publisher.wait_for_more(after, left_s):
+                return found, after
+
+    async def trajectory(self, rollout_id: str) -> dict[str, Any]:
+        """The committed row of a rollout as JSON."""
+        line = self.rollout(rollout_id)
+        seq = self._router.publisher.rows.get(rollout_id)
+        if seq is None or line["row"] is None:
+            raise ServiceError(404, "no_row", f"rollout {rollout_id!r} has no row: it is {line['state']}")
+        published = self._router.publisher.line(seq)
+        return await asyncio.to_thread(read_row_json, self._router.layout.root, published)
+
+
+def _open_view(rollout: Rollout) -> dict[str, Any]:
+    return {
+        "rollout_id": rollout.id, "group_id": rollout.group, "state": rollout.state, "stage": rollout.stage,
+        "attempt": rollout.attempt, "failure": {"message": rollout.message} if rollout.message else None, "row": None,
+        "timing": {
+            "queue_init_s": rollout.queue_init_s, "init_s": rollout.init_s, "queue_run_s": rollout.queue_run_s,
+            "run_s": rollout.run_s, "llm_s": rollout.llm_s, "tool_s": rollout.tool_s,
+            "queue_eval_s": rollout.queue_eval_s,
+        },
+    }  # fmt: skip
+
+
+def _ended_view(line: dict[str, Any]) -> dict[str, Any]:
+    row = {name: line[name] for name in ("shard", "offset", "length")} if line["shard"] is not None else None
+    failure = {"class": line["failure_class"]} if line["failure_class"] is not None else None
+    return {
+        "rollout_id": line["rollout_id"], "group_id": line["group_id"], "state": line["status"], "stage": None,
+        "attempt": None, "timing": None, "failure": failure, "row": row, "reward": line["reward"], "seq": line["seq"],
+    }  # fmt: skip
+
+
+def _group_view(group: Group) -> dict[str, Any]:
+    return {
+        "group_id": group.id, "task_id": group.task_id, "tag": group.tag, "state": "open", "open": group.open,
+        "usable": group.usable, "rollout_ids": group.rollouts,
+    }  # fmt: skip
+
+
+def encode_lines(lines: list[bytes]) -> bytes:
+    """NDJSON."""
+    return b"".join(line + b"\n" for line in lines)

@@ -1,0 +1,142 @@
+"""The router's process body: claim the run, serve, publish where it is, watch the fleet, leave in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from stages import beacon, control
+from stages.beacon import Beacon
+from stages.http import TransportError, make_client
+from stages.identity import here, slurm_job_id
+from stages.layout import RunLayout
+from stages.ledger.events import Cancelled, Draining, Rules
+from stages.members import present
+from stages.router.app import Service, create_app
+from stages.router.auth import Tokens
+from stages.router.core import Router
+from stages.router.leasing import Budgets, Leasing
+from stages.router.replicas import Probe, Replicas
+from stages.router.rollouts import Rollouts
+from stages.router.served import ServedTask
+from stages.trajectory import Sampling
+from stages.web import serve_app
+
+PROBE_TIMEOUT_S = 2.0
+CONTROL_S = 1.0
+
+
+class RouterOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the config says to a router."""
+
+    run_id: str
+    member: str
+    rules: Rules
+    sampling: Sampling
+    budgets: Budgets
+    max_open: int
+    host: str = "127.0.0.1"
+
+
+@contextlib.asynccontextmanager
+async def health_probe() -> Any:
+    """A probe that asks `GET /health` of a replica."""
+    async with make_client(connections=64, timeout_s=PROBE_TIMEOUT_S) as client:
+
+        async def probe(url: str) -> bool:
+            try:
+                return (await client.get(f"{url}/health")).status_code == 200
+            except TransportError:
+                return False
+
+        yield probe
+
+
+async def serve(layout: RunLayout, served: ServedTask, options: RouterOptions, stop: asyncio.Event) -> None:
+    """Be the run's router until `stop` is set.
+
+    Raises:
+        StageError: another router is alive, or took over (FencedError), or the history is damaged.
+    """
+    await beacon.wait_until_free(layout, options.rules.lease_ttl_s)
+    await asyncio.to_thread(control.clear, layout)
+    node = here().node
+    async with (
+        health_probe() as probe,
+        Router.opened(layout, options.run_id, options.rules, node) as router,
+    ):
+        service = _service(router, served, options, probe)
+        app = create_app(service.http, Tokens(layout))
+        url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        async def on_ready(listening: str) -> None:
+            url.set_result(listening)
+
+        async with asyncio.TaskGroup() as tasks:
+            serving = tasks.create_task(serve_app(app, options.host, 0, on_ready), name="http")
+            found = Beacon(router.epoch, await url, node, here().pid, 0, False, slurm_job_id(), here().boot, _pid_ns())
+            async with present(layout, "router", options.member, endpoint=found.url, epoch=router.epoch):
+                background = [
+                    tasks.create_task(_beat(layout, found, options.rules.lease_ttl_s / 5), name="beat"),
+                    tasks.create_task(service.replicas.watch(), name="probes"),
+                    tasks.create_task(_obey(layout, router), name="control"),
+                ]
+                await stop.wait()
+                for task in (*background, serving):
+                    task.cancel()
+        last = msgspec.structs.replace(found, beat=found.beat + 1, ended=True)
+    await asyncio.to_thread(beacon.write, layout, last)
+
+
+def _pid_ns() -> str:
+    return here().pid_namespace
+
+
+class _Parts(msgspec.Struct, frozen=True):
+    http: Service
+    replicas: Replicas
+
+
+def _service(router: Router, served: ServedTask, options: RouterOptions, probe: Probe) -> _Parts:
+    rollouts = Rollouts(router, served, options.sampling, options.max_open)
+    leasing = Leasing(router, served, options.sampling, options.budgets)
+    replicas = Replicas(router, probe)
+    return _Parts(Service(router, rollouts, leasing, replicas, _members(router, leasing)), replicas)
+
+
+def _members(router: Router, leasing: Leasing) -> Callable[[], list[dict[str, Any]]]:
+    def listing() -> list[dict[str, Any]]:
+        return [
+            {"id": member, "kind": member.partition("-")[0], "leases": len(leases), **leasing.loads.get(member, {})}
+            for member, leases in router.ledger.state.members.items()
+        ]
+
+    return listing
+
+
+async def _beat(layout: RunLayout, found: Beacon, every_s: float) -> None:
+    """Publish where the router is, again and again: a beat that stands still is a router that may be replaced."""
+    for beat in itertools.count(1):
+        with contextlib.suppress(OSError):  # the next beat tries again; the fence does not depend on it
+            await asyncio.to_thread(beacon.write, layout, msgspec.structs.replace(found, beat=beat))
+        await asyncio.sleep(min(2.0, every_s))
+
+
+async def _obey(layout: RunLayout, router: Router) -> None:
+    """Take up requests left as files; each once."""
+    done: set[str] = set()
+    while True:
+        await asyncio.sleep(CONTROL_S)
+        if "drain" not in done and await asyncio.to_thread(control.pending, layout, "drain"):
+            done.add("drain")
+            await router.submit(Draining(t=router.clock()))
+        if "cancel" not in done and await asyncio.to_thread(control.pending, layout, "cancel"):
+            done.add("cancel")
+            groups = list(router.ledger.state.groups)
+            await router.submit(Draining(t=router.clock()))
+            await router.submit(Cancelled(t=router.clock(), groups=groups, reason="the run was cancelled"))

@@ -1,0 +1,128 @@
+"""The one door to starlette, uvicorn and uvloop: what our servers use of them, and how a server is run and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+import uvloop
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from stages.errors import StageError
+
+__all__ = [
+    "ASGIApp",
+    "ClientDisconnect",
+    "HTTPException",
+    "Receive",
+    "Request",
+    "Response",
+    "Route",
+    "Scope",
+    "Send",
+    "Starlette",
+    "StreamingResponse",
+    "run",
+    "serve_app",
+]
+
+KEEP_ALIVE_S = 30
+"""Idle connections stay open this long; clients must give theirs up sooner, or they write into a closing one."""
+
+
+class _Server(uvicorn.Server):
+    """A uvicorn server that leaves signals to the process and says when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Install nothing: a signal is the process body's to interpret."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start as uvicorn does, then tell."""
+        await super().startup(sockets)
+        self.listening.set()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise StageError(
+            f"cannot listen on {host}:{port} ({error.strerror}); give an address of this machine and a free port"
+        ) from error
+    return sock
+
+
+async def serve_app(
+    app: ASGIApp,
+    host: str,
+    port: int,
+    on_ready: Callable[[str], Awaitable[None]],
+    *,
+    access_log: bool = False,
+    grace_s: int = 3,
+) -> None:
+    """Serve until cancelled.
+
+    Args:
+        app: the ASGI application.
+        host: address to listen on.
+        port: port to listen on; 0 takes any free one.
+        on_ready: awaited with the url once connections are accepted.
+        access_log: one log line a request.
+        grace_s: at the end, seconds that requests in flight may still take before they are cancelled.
+
+    Raises:
+        StageError: the address cannot be listened on.
+    """
+    with _bind(host, port) as sock:
+        config = uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=access_log,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=grace_s,
+            backlog=4096,
+            server_header=False,
+        )
+        server = _Server(config)
+        serving = asyncio.create_task(server.serve(sockets=[sock]), name="uvicorn")
+        try:
+            listening = asyncio.create_task(server.listening.wait())
+            await asyncio.wait({serving, listening}, return_when=asyncio.FIRST_COMPLETED)
+            listening.cancel()
+            if not serving.done():
+                shown = f"[{host}]" if ":" in host else host
+                await on_ready(f"http://{shown}:{sock.getsockname()[1]}")
+            await asyncio.shield(serving)
+        finally:
+            server.should_exit = True
+            # Not cancelled with us: uvicorn closes its connections in order, and ends by itself after grace_s.
+            await asyncio.wait({serving}, timeout=grace_s + 2)
+            serving.cancel()
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """Run a server process's coroutine on uvloop."""
+    uvloop.run(main)

@@ -1,0 +1,239 @@
+"""The body of every worker: leases in, one task a lease, results out in batches, one heartbeat for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from sandbox.errors import SandboxError
+from stages.errors import RolloutError, RouterUnreachableError, ServiceError
+from stages.http import RouterLink
+from stages.ledger.outcomes import GIVEN_BACK
+from stages.trajectory import RowRange
+from stages.wire import (
+    CommitIn,
+    CommitRow,
+    CommitsIn,
+    CommitsOut,
+    CommitTiming,
+    HeartbeatIn,
+    HeartbeatOut,
+    LeaseIn,
+    LeaseOut,
+    LeasesOut,
+    Stage,
+)
+
+POLL_S: Final = 20.0
+COMMIT_BATCH: Final = 256
+
+log = logging.getLogger(__name__)
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stage made of a lease; becomes a commit."""
+
+    outcome: str = "ok"
+    final: bool = False
+    message: str = ""
+    layer: str | None = None
+    cached: bool = False
+    segment: RowRange | None = None
+    row: CommitRow | None = None
+    min_policy_version: int | None = None
+    llm_s: float = 0.0
+    tool_s: float = 0.0
+
+
+class Stagehand(Protocol):
+    """One stage's work on one lease."""
+
+    timeout_class: str
+    """The failure class of a lease that used up its budget."""
+
+    @property
+    def warm(self) -> list[str]:
+        """Layer digests that are unpacked on this node."""
+        ...
+
+    async def work(self, lease: LeaseOut) -> Result:
+        """Do it; raises RolloutError or SandboxError where a boundary broke."""
+        ...
+
+
+class Worker:
+    """Runs one stage's leases in `slots` at once until told to drain."""
+
+    def __init__(
+        self, link: RouterLink, hand: Stagehand, *, member: str, stage: Stage, slots: int, heartbeat_s: float
+    ) -> None:
+        self._link, self._hand = link, hand
+        self._member, self._stage, self._slots, self._heartbeat_s = member, stage, slots, heartbeat_s
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._results: asyncio.Queue[CommitIn] = asyncio.Queue()
+        self._unacknowledged: set[str] = set()
+        self._slot_free = asyncio.Event()
+        self._draining = asyncio.Event()
+
+    def drain(self) -> None:
+        """Take no more leases; `run` returns when the present ones are done."""
+        self._draining.set()
+        self._slot_free.set()
+
+    async def run(self, *, grace_s: float) -> None:
+        """Work until drained; what is not done `grace_s` after that is handed back."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.drain)
+        heartbeat = asyncio.create_task(self._heartbeats(), name="heartbeat")
+        committing = asyncio.create_task(self._commits(), name="commits")
+        leasing = asyncio.create_task(self._leases(), name="leases")
+        try:
+            await self._until_drained({heartbeat, committing, leasing})
+            leasing.cancel()
+            if self._tasks:
+                await asyncio.wait(set(self._tasks.values()), timeout=grace_s)
+            for task in list(self._tasks.values()):
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(set(self._tasks.values()))
+            await self._results.join()
+        finally:
+            for task in (heartbeat, committing, leasing, *self._tasks.values()):
+                task.cancel()
+
+    async def _until_drained(self, loops: set[asyncio.Task[None]]) -> None:
+        """Wait for the drain; a loop that ends before it has failed, and the worker with it."""
+        draining = asyncio.create_task(self._draining.wait())
+        done, _ = await asyncio.wait({draining, *loops}, return_when=asyncio.FIRST_COMPLETED)
+        draining.cancel()
+        for task in done & loops:
+            task.result()
+
+    # -- leases -------------------------------------------------------------------------------------------------------
+
+    async def _leases(self) -> None:
+        while not self._draining.is_set():
+            free = self._slots - len(self._tasks)
+            if free <= 0:
+                self._slot_free.clear()
+                await self._slot_free.wait()
+                continue
+            for lease in await self._ask(free):
+                self._tasks[lease.lease_id] = asyncio.create_task(self._work(lease), name=lease.rollout_id)
+
+    async def _ask(self, free: int) -> list[LeaseOut]:
+        def body() -> LeaseIn:
+            return LeaseIn(
+                member=self._member, epoch=self._link.epoch, stage=self._stage, free=free, warm=self._hand.warm,
+                wait_s=POLL_S,
+            )  # fmt: skip
+
+        answer: LeasesOut = await self._call("POST", "/v1/lease", body, LeasesOut, timeout_s=POLL_S + 30)
+        return answer.leases
+
+    async def _call(self, method: str, path: str, body: Callable[[], Any], answer: type[Any], timeout_s: float) -> Any:
+        """A call in the current epoch: a newer router is found and asked again."""
+        while True:
+            if self._link.epoch == 0:
+                await self._link.call("GET", "/healthz", answer=bytes)
+            try:
+                return await self._link.call(method, path, body(), answer=answer, timeout_s=timeout_s)
+            except ServiceError as error:
+                if error.code != "stale_epoch":
+                    raise
+                await self._link.on_stale_epoch()
+
+    async def _work(self, lease: LeaseOut) -> None:
+        started = time.perf_counter()
+        try:
+            result = await self._attempt(lease)
+        finally:
+            self._tasks.pop(lease.lease_id, None)
+            self._slot_free.set()
+        if result is None:
+            return
+        timing = CommitTiming(time.perf_counter() - started, result.llm_s, result.tool_s)
+        self._unacknowledged.add(lease.lease_id)
+        self._results.put_nowait(
+            CommitIn(
+                lease_id=lease.lease_id,
+                rollout_id=lease.rollout_id,
+                attempt=lease.attempt,
+                outcome=result.outcome,
+                message=result.message,
+                layer=result.layer,
+                cached=result.cached,
+                segment=result.segment,
+                min_policy_version=result.min_policy_version,
+                row=result.row,
+                timing=timing,
+            )
+        )
+
+    async def _attempt(self, lease: LeaseOut) -> Result | None:
+        """One lease to its result; None where the lease was revoked. The named boundary between rollouts and worker."""
+        try:
+            return await self._hand.work(lease)
+        except asyncio.CancelledError:
+            if not self._draining.is_set():
+                return None
+            return Result(outcome=GIVEN_BACK, message="the worker drained")
+        except RolloutError as error:
+            log.warning("%s %s: %s: %s", self._stage, lease.rollout_id, error.failure_class, error)
+            return Result(outcome=error.failure_class, message=str(error), final=bool(error.detail.get("final")))
+        except SandboxError as error:
+            log.warning("%s %s: sandbox: %s", self._stage, lease.rollout_id, error)
+            return Result(outcome="sandbox", message=str(error))
+        except TimeoutError as error:
+            return Result(
+                outcome=self._hand.timeout_class, message=str(error) or f"{self._stage} ran out of its budget"
+            )
+        except (RouterUnreachableError, ServiceError) as error:
+            return Result(outcome="infrastructure", message=str(error))
+        except Exception as error:  # a rollout's fault is data; the worker and its other rollouts go on
+            log.exception("%s %s", self._stage, lease.rollout_id)
+            return Result(outcome="infrastructure", message=f"{type(error).__name__}: {error}")
+
+    # -- commits and heartbeats ---------------------------------------------------------------------------------------
+
+    async def _commits(self) -> None:
+        while True:
+            batch = [await self._results.get()]
+            while not self._results.empty() and len(batch) < COMMIT_BATCH:
+                batch.append(self._results.get_nowait())
+
+            def body(commits: list[CommitIn] = batch) -> CommitsIn:
+                return CommitsIn(member=self._member, epoch=self._link.epoch, commits=commits)
+
+            answer: CommitsOut = await self._call("POST", "/v1/commit", body, CommitsOut, timeout_s=60)
+            for result in answer.results:
+                if result.status == "superseded":
+                    log.warning("%s: the result of lease %s came too late", self._stage, result.lease_id)
+            for commit in batch:
+                self._unacknowledged.discard(commit.lease_id)
+                self._results.task_done()
+
+    async def _heartbeats(self) -> None:
+        while True:
+            sent = time.monotonic()
+            await asyncio.sleep(self._heartbeat_s)
+            lag_s = max(0.0, time.monotonic() - sent - self._heartbeat_s)
+            load = {"slots": self._slots, "busy": len(self._tasks), "loop_lag_s": round(lag_s, 4)}
+
+            def body(load: dict[str, Any] = load) -> HeartbeatIn:
+                leases = [*self._tasks, *self._unacknowledged]
+                return HeartbeatIn(member=self._member, epoch=self._link.epoch, leases=leases, load=load)
+
+            answer: HeartbeatOut = await self._call("POST", "/v1/heartbeat", body, HeartbeatOut, timeout_s=30)
+            for revoked in answer.revoked:
+                task = self._tasks.get(revoked.lease_id)
+                if task is not None:
+                    log.info("%s: lease %s revoked: %s", self._stage, revoked.lease_id, revoked.reason)
+                    task.cancel()

@@ -1,0 +1,74 @@
+"""Starts the embedded engine as a process of its own and ends it, for tests and benchmarks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+ROOT = Path(__file__).resolve().parents[2]
+START_LIMIT_S = 30.0
+
+
+@dataclass(frozen=True)
+class EngineProcess:
+    """A running engine: where it listens, its process, when it was started, and where it writes what it says."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+    started_at: float
+    log: Path
+
+
+def spawn(model: Path, port_file: Path, log: Path, *flags: str) -> subprocess.Popen[bytes]:
+    """Start the command; the caller ends it."""
+    command = [sys.executable, "-P", "-m", "stages.engine.main", "--model", str(model), "--port-file", str(port_file)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with log.open("wb") as sink:
+        return subprocess.Popen([*command, *flags], stdout=sink, stderr=sink, cwd=port_file.parent, env=environment)
+
+
+@contextmanager
+def running_engine(model: Path, scratch: Path, *flags: str) -> Iterator[EngineProcess]:
+    """An engine that answers; ended by SIGTERM, and killed only if that does not end it.
+
+    Args:
+        model: model directory.
+        scratch: an empty directory for the port file and the log.
+        flags: more of the command line.
+    """
+    scratch.mkdir(parents=True, exist_ok=True)
+    port_file, log = scratch / "port", scratch / "engine.log"
+    started_at = time.monotonic()
+    process = spawn(model, port_file, log, *flags)
+    try:
+        deadline = started_at + START_LIMIT_S
+        while not port_file.exists():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the engine did not start: {log.read_text()}")
+            time.sleep(0.005)
+        yield EngineProcess(f"http://127.0.0.1:{port_file.read_text()}", process, started_at, log)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def metric(client: httpx.Client, name: str) -> float:
+    """One value of /metrics."""
+    for line in client.get("/metrics").text.splitlines():
+        if line.startswith(f"vllm:{name}{{"):
+            return float(line.rpartition(" ")[2])
+    raise KeyError(name)

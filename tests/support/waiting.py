@@ -1,0 +1,23 @@
+"""Waiting for something to become true, with a deadline and a clear message."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def eventually(check: Callable[[], T | Awaitable[T]], what: str, timeout_s: float = 20.0) -> T:
+    """The first truthy value of `check`; AssertionError when none came in time."""
+    until = time.monotonic() + timeout_s
+    while True:
+        value = check()
+        if isinstance(value, Awaitable):
+            value = await value
+        if value:
+            return value  # type: ignore[return-value]
+        assert time.monotonic() < until, f"{what}: not within {timeout_s:g} s"
+        await asyncio.sleep(0.02)

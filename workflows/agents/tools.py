@@ -1,0 +1,60 @@
+"""agent=tools: the native loop, in which the policy calls tools until it answers without a call."""
+
+from __future__ import annotations
+
+from sandbox.protocols import Sandbox
+from stages.errors import PolicyTimeoutError
+from stages.protocols import Limits, Model, Row, Task
+from stages.trajectory import Message, ToolCall
+from workflows.tools import bash
+
+_TOOLS = {bash.NAME: bash.call}
+"""How each tool that a task may offer is called."""
+
+
+class ToolsAgent:
+    """Sends the task's prompt, runs what the policy calls, one call after the other, and ends at a reply without calls.
+
+    Args:
+        task: gives prompt and tool schemas.
+    """
+
+    name = "tools"
+    privileged = False
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    async def run(self, row: Row, model: Model, sandbox: Sandbox, limits: Limits) -> None:
+        """Work on one row.
+
+        Raises:
+            PolicyTimeoutError: `limits.max_turns` replies all asked for tools.
+            ContextLengthError: the stream is full.
+            LLMError: the engine failed.
+        """
+        tools = self._task.tools(row)
+        offered = {tool["function"]["name"] for tool in tools}
+        messages = list(self._task.prompt(row))
+        for _ in range(limits.max_turns):
+            reply = await model.generate(messages=messages, tools=tools)
+            messages.append(reply)
+            if not reply.tool_calls:
+                return
+            for call in reply.tool_calls:
+                text = await _run_call(sandbox, call, offered, limits.turn_timeout_s)
+                messages.append(Message("tool", text, tool_call_id=call.id, name=call.name or None))
+        raise PolicyTimeoutError(
+            f"row {row['task_id']}: still calling tools after {limits.max_turns} turns (agent.max_turns)",
+            max_turns=limits.max_turns,
+        )
+
+
+async def _run_call(sandbox: Sandbox, call: ToolCall, offered: set[str], timeout_s: float) -> str:
+    """What the policy reads of one call; its own mistakes come back as text, so that it can mend them."""
+    if call.error is not None:
+        return call.error
+    tool = _TOOLS.get(call.name) if call.name in offered else None
+    if tool is None:
+        return f"error: no tool is called {call.name!r}; the tools are: {', '.join(sorted(offered))}"
+    return await tool(sandbox, call.arguments, timeout_s)

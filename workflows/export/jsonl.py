@@ -1,0 +1,26 @@
+"""Rollouts as JSON lines: one object a chain with all columns, as a dataset loader wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from stages import sharedfs
+from stages.shards.rows import ShardRow, chain_to_json
+
+_FLUSH_BYTES = 4 << 20
+_encoder = msgspec.json.Encoder()
+
+
+def write_jsonl(rows: Iterable[ShardRow], file: sharedfs.AppendFile) -> None:
+    """Write every chain of every row as a line; rows that never reached a shard have none."""
+    waiting = bytearray()
+    for row in rows:
+        for chain in row.chains:
+            waiting += _encoder.encode(chain_to_json(chain)) + b"\n"
+        if len(waiting) >= _FLUSH_BYTES:
+            file.append(bytes(waiting))
+            waiting.clear()
+    if waiting:
+        file.append(bytes(waiting))

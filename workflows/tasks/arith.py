@@ -1,0 +1,162 @@
+"""task=arith: generated or given sums that an agent solves by way of a shell, some with their numbers in a file."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sandbox.protocols import Sandbox
+from stages.protocols import Environment, Reward, Row
+from stages.trajectory import Message, Trajectory
+from workflows.errors import TaskDataError
+from workflows.tasks import sums
+from workflows.tools import bash
+
+_SHELL_S = 30.0
+"""Deadline of the commands that preparing and solving run themselves."""
+
+_STATED = re.compile(r"The answer is (-?[0-9]+)\.")
+_FIELDS = {"task_id": str, "question": str, "answer": int}
+
+
+class ArithTask:
+    """Sums with +, - and *; the answer counts when the last assistant message says "The answer is N.".
+
+    Args:
+        seed: of the generator; equal seeds give equal rows.
+        limit: number of rows; None is every row of `path`.
+        path: a JSONL file of rows `{"task_id","question","answer","files"?}` in the generator's place.
+        split: "train" or "heldout"; no sum of one is in the other, whatever the seeds.
+        file_fraction: share of generated rows, 0 to 1, whose numbers are in a file.
+
+    Raises:
+        TaskDataError: an option is out of range.
+    """
+
+    name = "arith"
+    private = frozenset({"answer"})
+
+    def __init__(
+        self,
+        seed: int = 0,
+        limit: int | None = 64,
+        path: str | None = None,
+        split: sums.Split = "train",
+        file_fraction: float = 0.33,
+    ) -> None:
+        if split not in ("train", "heldout"):
+            raise TaskDataError(f"task.options.split: got {split!r}; allowed: train, heldout")
+        if not 0 <= file_fraction <= 1:
+            raise TaskDataError(f"task.options.file_fraction: got {file_fraction}; allowed: 0 to 1")
+        if limit is not None and limit < 0:
+            raise TaskDataError(f"task.limit: got {limit}; allowed: 0 or more")
+        if limit is None and path is None:
+            raise TaskDataError("task.limit: got null, but the generator has no end; give a number, or task.path")
+        self._seed, self._limit, self._path = seed, limit, path
+        self._split, self._file_fraction = split, file_fraction
+
+    def rows(self) -> Iterable[Row]:
+        """The rows in order.
+
+        Raises:
+            TaskDataError: `path` cannot be read, or a line of it is no row; the message names the line.
+        """
+        if self._path is not None:
+            return itertools.islice(_read_rows(Path(self._path)), self._limit)
+        return itertools.islice(sums.generate(self._seed, self._split, self._file_fraction), self._limit)
+
+    def environment(self, row: Row) -> Environment:
+        """The host image with the row's files; all rows without files share one environment."""
+        files = sorted(row.get("files", {}).items())
+        key = "arith-" + (hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16] if files else "plain")
+        return Environment(image="host", setup_key=key, workspace=(sums.WORKSPACE,))
+
+    async def prepare(self, sandbox: Sandbox, row: Row) -> None:
+        """Make the working directory and write the row's files.
+
+        Raises:
+            TaskDataError: the directory cannot be made.
+        """
+        result = await sandbox.shell.run(f"mkdir -p {sums.WORKSPACE}", timeout_s=_SHELL_S)
+        if result.exit_code != 0:
+            raise TaskDataError(f"mkdir {sums.WORKSPACE} gave exit code {result.exit_code}: {result.output.strip()}")
+        for path, content in row.get("files", {}).items():
+            await sandbox.files.write(path, content.encode())
+
+    def prompt(self, row: Row) -> list[Message]:
+        """A short system message and the question."""
+        return sums.prompt_of(row)
+
+    def tools(self, row: Row) -> list[dict[str, Any]]:
+        """The bash tool."""
+        return [bash.SCHEMA]
+
+    async def verify(self, sandbox: Sandbox, row: Row, trajectory: Trajectory) -> Reward:
+        """1.0 when the last assistant message states the answer, else 0.0; `format` is 1.0 when it states any."""
+        said = [message.content for message in trajectory.messages if message.role == "assistant"]
+        stated = _STATED.findall(said[-1]) if said else []
+        # The last statement counts: a policy cannot win by naming many numbers.
+        correct = bool(stated) and len(stated[-1]) <= 40 and int(stated[-1]) == row["answer"]
+        return Reward(float(correct), {"correct": float(correct), "format": float(bool(stated))})
+
+    async def solve(self, sandbox: Sandbox, row: Row) -> str | None:
+        """Do the sum in the sandbox's shell, after reading the files there.
+
+        Raises:
+            TaskDataError: the question is no sum, or the shell did not print a number.
+        """
+        numbers = [(await sandbox.files.read(path)).decode() for path in sorted(row.get("files", {}))]
+        try:
+            expression = sums.expression_of(row["question"], "".join(numbers))
+            result = await sandbox.shell.run(f"echo $(({expression}))", timeout_s=_SHELL_S)
+            return sums.answer_text(int(result.output))
+        except ValueError as error:
+            raise TaskDataError(f"{row['task_id']}: cannot be solved: {error}") from error
+
+
+def _read_rows(path: Path) -> Iterable[dict[str, Any]]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TaskDataError(f"task.path: {path}: cannot be read: {error}") from error
+    seen: dict[str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = msgspec.json.decode(line)
+        except (msgspec.DecodeError, UnicodeEncodeError) as error:
+            raise TaskDataError(f"{path}:{number}: not JSON: {error}") from error
+        wrong = _wrong_row(row)
+        if wrong:
+            raise TaskDataError(f"{path}:{number}: {wrong}")
+        first = seen.setdefault(row["task_id"], number)
+        if first != number:
+            raise TaskDataError(f"{path}:{number}: task_id {row['task_id']!r} stands on line {first} already")
+        yield row
+
+
+def _wrong_row(row: Any) -> str | None:
+    """What keeps `row` from being a row of this task, or None."""
+    if not isinstance(row, Mapping):
+        return f"expected an object, got {type(row).__name__}"
+    for field, kind in _FIELDS.items():
+        if type(row.get(field)) is not kind:
+            return f"{field} must be {'a string' if kind is str else 'an integer'}, got {row.get(field)!r}"
+    if not row["task_id"]:
+        return "task_id is empty"
+    files = row.get("files", {})
+    if not isinstance(files, Mapping) or not all(isinstance(content, str) for content in files.values()):
+        return "files must map paths to texts"
+    for file_path in files:
+        inside = file_path.startswith(f"{sums.WORKSPACE}/") and ".." not in file_path.split("/")
+        if not inside:
+            return f"files: {file_path!r} is not under {sums.WORKSPACE}/"
+    return None
