@@ -30,8 +30,11 @@ BASE_ENV = {
 SETUP_LINE = b'IFS= read -r -d "" -u 9 __rm_c;eval "$__rm_c"\n'
 """Typed once, before anything else."""
 
-RUN_LINE = b'{ __rm_go $?;} 2>/dev/null;eval "$__rm_c" 8>&- 9<&-\n'
-"""Typed for each command; the command sees neither descriptor, and `$?` of the one before."""
+RUN_LINE = b'__rm_go $? 2>/dev/null;eval "$__rm_c" 8>&- 9<&-\n'
+"""Typed for each command; the command sees neither descriptor, and `$?` of the one before.
+
+No reserved word may begin it or PROMPT_COMMAND: after a command with an open quote bash 5.2 takes the next one for a name.
+"""
 
 _SETUP = r"""
 exec 8>&1
@@ -44,7 +47,7 @@ __rm_report() {
   PS1= PS2=
 }
 readonly -f __rm_go __rm_report
-PROMPT_COMMAND='{ __rm_report;} 2>/dev/null'
+PROMPT_COMMAND='__rm_report 2>/dev/null'
 readonly PROMPT_COMMAND
 PS1= PS2=
 export -n PS1

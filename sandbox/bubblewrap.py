@@ -138,7 +138,8 @@ class BubblewrapBackend:
             except OSError as error:
                 raise SandboxUnavailable(
                     f"no directory can be made in {self._scratch}: {error.strerror}; "
-                    "give a writable node-local directory (cluster.scratch)", boundary="probe",
+                    "give a writable node-local directory (cluster.scratch)",
+                    boundary="probe",
                 ) from error
             self._spawner.own(home)
             try:
@@ -151,7 +152,7 @@ class BubblewrapBackend:
 
 
 def _real_directory(path: str, what: str) -> Path:
-    """The path, refused where it is a link or no directory: a link would let a layer's maker choose a host directory."""
+    """The path, refused where it is a link (its maker would choose a directory of the host) or no directory."""
     found = Path(path)
     if not found.is_absolute() or found.is_symlink() or not found.is_dir():
         raise SandboxError(f"the {what} {path!r} is not an absolute path of a directory", boundary="start", path=path)

@@ -52,7 +52,7 @@ def build_skeleton(target: Path, host: Path = Path("/")) -> None:
     for name in LINKS_OR_DIRECTORIES:
         there = host / name
         if there.is_symlink():
-            (target / name).symlink_to(os.readlink(there))
+            (target / name).symlink_to(there.readlink())
         elif there.is_dir():
             raise ValueError(f"{there} is a directory of its own: the host image needs a merged-usr system")
     for names, mode in ((EMPTY, 0o755), (PRIVATE, 0o700), (STICKY, 0o1777)):
@@ -90,7 +90,7 @@ def _copy_public(source: Path, target: Path) -> None:
     with suppress(OSError):
         status = source.lstat()
         if stat.S_ISLNK(status.st_mode):
-            target.symlink_to(os.readlink(source))
+            target.symlink_to(source.readlink())
         elif stat.S_ISREG(status.st_mode) and status.st_mode & 0o004 and status.st_size <= _LARGEST_FILE:
             shutil.copyfile(source, target)
             target.chmod(0o755 if status.st_mode & 0o001 else 0o644)

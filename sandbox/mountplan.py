@@ -10,11 +10,14 @@ from sandbox.bashtext import SHELL_ARGV
 from sandbox.errors import SandboxError
 
 MAX_LAYERS = 8
-"""A hundred lowers overflow the kernel's mount string, and every lower costs each lookup; longer chains are squashed."""
+"""A hundred lowers overflow the kernel's mount string, each costs every lookup; longer chains are squashed."""
 
 MERGED = "merged"
-_ENTER = 'cd "$1" || exit 71; shift; while [ "$1" != -- ]; do mount -n -t overlay -o "$2" overlay "$1" || exit 72; ' \
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the sandbox's own
+_ENTER = (
+    'cd "$1" || exit 71; shift; while [ "$1" != -- ]; do mount -n -t overlay -o "$2" overlay "$1" || exit 72; '
     'shift 2; done; shift; exec "$@"'
+)
 
 
 @dataclass(frozen=True)
@@ -87,11 +90,11 @@ def enter_argv(directory: Path, overlays: Sequence[Overlay], env: Mapping[str, s
 
 
 def bwrap_argv(root: Path, env: Mapping[str, str], shm_mib: int) -> list[str]:
-    """bubblewrap's part: the merged root and the namespaces."""
+    """The part of bwrap: the merged root and the namespaces."""
     variables = [word for name, value in env.items() for word in ("--setenv", name, value)]
     return [
         "bwrap", "--bind", str(root), "/", "--proc", "/proc", "--dev", "/dev",
-        "--size", str(shm_mib * 1024 * 1024), "--perms", "1777", "--tmpfs", "/dev/shm", "--remount-ro", "/dev",
+        "--size", str(shm_mib * 1024 * 1024), "--perms", "1777", "--tmpfs", SHARED_MEMORY, "--remount-ro", "/dev",
         "--unshare-user", "--disable-userns", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts",
         "--unshare-cgroup-try", "--hostname", "sandbox", "--die-with-parent", "--cap-drop", "ALL", "--clearenv",
         *variables, "--chdir", "/", "--",

@@ -59,7 +59,7 @@ def _empty(directory: int, top: int, counter: int) -> list[str]:
             if not stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
                 os.unlink(name, dir_fd=directory)
                 continue
-            os.chmod(name, 0o700, dir_fd=directory)  # noqa: PTH101 - relative to an open directory
+            os.chmod(name, 0o700, dir_fd=directory)
             if directory == top:
                 moved.append(name)
             else:

@@ -116,7 +116,7 @@ class SpawnClient:
         package, third_party = Path(__file__).parent.parent, Path(origin.origin).parent.parent
         command = [sys.executable, "-I", "-S", "-c", _MAIN, str(there.fileno()), str(package), str(third_party)]
         # From the loop's own thread: the spawner's parent-death signal belongs to the thread that started it.
-        self._process = subprocess.Popen(  # noqa: S603
+        self._process = subprocess.Popen(
             command,
             pass_fds=(there.fileno(),),
             stdin=subprocess.DEVNULL,

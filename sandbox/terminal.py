@@ -7,6 +7,7 @@ import contextlib
 import os
 import secrets
 import signal
+import termios
 import time
 from collections.abc import Awaitable, Callable
 
@@ -26,7 +27,7 @@ Launch = Callable[[], Awaitable[Spawned]]
 
 
 class Terminal:
-    """A Shell over a spawned bash.
+    """A Shell over a spawned bash; belongs to one event loop.
 
     Args:
         spawner: kills what was launched.
@@ -44,23 +45,21 @@ class Terminal:
         limits: SandboxLimits,
         token: str | None = None,
     ) -> None:
-        self._spawner, self._launch, self._workspace, self._limits, self._token = (
-            spawner,
-            launch,
-            workspace,
-            limits,
-            token,
-        )
+        self._spawner, self._launch, self._limits, self._token = spawner, launch, limits, token
+        self._workspace = workspace
+        self._cwd = workspace[0] if workspace else "/"
         self._lock = asyncio.Lock()
         self._process: Spawned | None = None
-        self._own_group = 0
-        self._cwd = workspace[0] if workspace else "/"
-        self._output = BoundedOutput(limits.output_bytes)
-        self._scanner: MarkerScanner | None = None
-        self._ended: asyncio.Future[Marker | None] | None = None
-        self._unsent = b""
-        self._unsettled = False
         self._started = False
+        self._own_group = 0
+        self._modes: list[int | list[bytes | int]] = []
+        self._output = BoundedOutput(limits.output_bytes)
+        # The command in flight: its scanner until it has ended, then its marker (None: the shell ended instead).
+        self._scanner: MarkerScanner | None = None
+        self._marker: Marker | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._unsent = b""
+        self._cancelled = False
 
     @property
     def process(self) -> Spawned | None:
@@ -77,75 +76,40 @@ class Terminal:
             if self._process is None:
                 await self._start()
 
-    async def _start(self) -> None:
-        process = await self._launch()
-        self._process = process
-        loop = asyncio.get_running_loop()
-        loop.add_reader(process.master, self._on_readable, process)
-        process.exited.add_done_callback(lambda _: self._on_exit(process))
-        self._output = BoundedOutput(self._limits.output_bytes)
-        try:
-            async with asyncio.timeout(self._limits.start_s):
-                marker = await self._type(setup_script(self._workspace, self._cwd), SETUP_LINE)
-        except TimeoutError as error:
-            await self.kill()
-            raise ShellDied(
-                f"no first prompt within {self._limits.start_s} s; the terminal said: {self._said()}", boundary="start"
-            ) from error
-        except asyncio.CancelledError:
-            self._drop(process)
-            raise
-        if marker is None:
-            self._drop(process)
-            raise ShellDied(f"the shell ended before its first prompt: {self._said()}", boundary="start")
-        self._cwd = marker.cwd
-        self._own_group = os.tcgetpgrp(process.master)
-        self._spawner.settle(process.pid)
-        self._started = True
-        self._output = BoundedOutput(self._limits.output_bytes)
-
     async def run(self, command: str, timeout_s: float = 30.0) -> CommandResult:
         """See `Shell.run`."""
         async with self._lock:
             started = time.perf_counter()
-            restarted = await self._settle()
+            restarted = await self._ready()
             try:
                 packet = command_packet(command, nonce := secrets.token_hex(8))
             except ValueError as error:
                 return CommandResult(2, f"{error}\n", self._cwd, 0.0, restarted=restarted)
-            timed_out = False
-            self._unsettled = True
-            try:
-                async with asyncio.timeout(timeout_s):
-                    marker = await self._type_packet(packet, nonce, RUN_LINE)
-            except TimeoutError:
-                timed_out = True
-                marker = await self._end_command()
-            return await self._conclude(marker, timed_out, restarted, started)
-
-    async def _conclude(self, marker: Marker | None, timed_out: bool, restarted: bool, started: float) -> CommandResult:
-        output, process = self._output, self._process
-        exit_code = TIMED_OUT_EXIT
-        if marker is not None:
-            exit_code = marker.exit_code
-            self._cwd = marker.cwd
-            self._output = BoundedOutput(self._limits.output_bytes)
-            self._unsettled = False
-        else:
-            if process is not None and process.exited.done() and not timed_out:
-                status = process.exited.result()
-                exit_code = status if status >= 0 else 128 - status
-            await self._restart()
-            restarted = True
-        elapsed = time.perf_counter() - started
-        return CommandResult(exit_code, output.text(), self._cwd, elapsed, output.truncated, timed_out, restarted)
+            self._cancelled = True  # until the contrary is known: a cancelled call leaves its command running
+            self._send(packet, nonce, RUN_LINE)
+            timed_out = not await self._wait(timeout_s)
+            if timed_out:
+                await self._end_command()
+            exit_code = self._exit_code(timed_out)
+            output = self._output
+            if self._marker is not None:
+                self._accept(self._marker)
+            else:
+                await self._restart()
+                restarted = True
+            elapsed = time.perf_counter() - started
+            return CommandResult(exit_code, output.text(), self._cwd, elapsed, output.truncated, timed_out, restarted)
 
     async def kill(self) -> None:
-        """SIGKILL the shell and all in its sandbox, and wait until they are gone; idempotent."""
+        """SIGKILL the shell and all in its sandbox, and wait until they are gone; idempotent.
+
+        Raises:
+            ShellDied: something is still there at the deadline.
+        """
         process = self._process
         if process is None:
             return
-        self._spawner.kill(process.pid, self._token)
+        self._drop(process)
         try:
             async with asyncio.timeout(self._limits.start_s):
                 await asyncio.shield(process.exited)
@@ -153,90 +117,136 @@ class Terminal:
             raise ShellDied(
                 f"process {process.pid} is still there {self._limits.start_s} s after SIGKILL", boundary="stop"
             ) from error
-        finally:
-            self._drop(process)
 
-    async def _settle(self) -> bool:
-        """Bring the shell to a prompt after a cancelled command or a lost start; True where it was started again."""
+    async def _start(self) -> None:
+        process = await self._launch()
+        self._process = process
+        asyncio.get_running_loop().add_reader(process.master, self._on_readable, process)
+        process.exited.add_done_callback(lambda _: self._on_exit(process))
+        self._output = BoundedOutput(self._limits.output_bytes)
+        try:
+            nonce = secrets.token_hex(8)
+            self._send(command_packet(setup_script(self._workspace, self._cwd), nonce), nonce, SETUP_LINE)
+            ended = await self._wait(self._limits.start_s)
+        except asyncio.CancelledError:
+            self._drop(process)
+            raise
+        marker = self._marker
+        if marker is None:
+            said = self._output.text().strip()[-2000:] or "(nothing)"
+            await self.kill()
+            what = "ended before its first prompt" if ended else f"gave no prompt within {self._limits.start_s} s"
+            raise ShellDied(f"the shell {what}; the terminal said: {said}", boundary="start")
+        self._own_group = os.tcgetpgrp(process.master)
+        self._modes = termios.tcgetattr(process.master)
+        self._spawner.settle(process.pid)
+        self._started = True
+        self._accept(marker)
+
+    async def _ready(self) -> bool:
+        """Bring the shell to a prompt, also after a cancelled command; True where it was lost and started again."""
         if self._process is None:
             lost = self._started
             await self._start()
             return lost
-        if not self._unsettled:
-            return False
-        marker = await self._end_command()
-        self._output = BoundedOutput(self._limits.output_bytes)
-        if marker is not None:
-            self._cwd = marker.cwd
-            self._unsettled = False
-            return False
-        await self._restart()
-        return True
+        if self._cancelled:
+            await self._end_command()
+            if self._marker is None:
+                await self._restart()
+                return True
+            self._accept(self._marker)
+        return False
 
     async def _restart(self) -> None:
         await self.kill()
-        self._unsettled = False
         try:
             await self._start()
         except ShellDied as error:
             raise ShellDied(f"the shell was lost and does not start again: {error}", boundary="shell") from error
 
-    async def _type(self, text: str, line: bytes) -> Marker | None:
-        nonce = secrets.token_hex(8)
-        return await self._type_packet(command_packet(text, nonce), nonce, line)
+    def _accept(self, marker: Marker) -> None:
+        """The shell is at its prompt; what comes from now on belongs to the next command."""
+        self._cwd = marker.cwd
+        self._output = BoundedOutput(self._limits.output_bytes)
+        self._cancelled = False
 
-    async def _type_packet(self, packet: bytes, nonce: str, line: bytes) -> Marker | None:
-        """Send one command and wait for its marker; None where the shell ended instead."""
+    def _exit_code(self, timed_out: bool) -> int:
+        if self._marker is not None:
+            return self._marker.exit_code
         process = self._process
-        if process is None:
-            return None
-        self._scanner = MarkerScanner(nonce, self._output)
-        self._ended = asyncio.get_running_loop().create_future()
+        if timed_out or process is None or not process.exited.done():
+            return TIMED_OUT_EXIT
+        status = process.exited.result()
+        return status if status >= 0 else 128 - status
+
+    def _send(self, packet: bytes, nonce: str, line: bytes) -> None:
+        process = self._process
+        assert process is not None
+        self._scanner, self._marker = MarkerScanner(nonce, self._output), None
         if process.exited.done():
-            return None
+            self._on_exit(process)
+            return
         self._unsent = packet
         self._send_rest(process)
-        with contextlib.suppress(OSError):  # a dead shell: its exit ends the wait
+        with contextlib.suppress(OSError, termios.error):  # a dead shell: its exit ends the wait
+            if self._modes:  # a program may have left echo on, or the terminal raw
+                termios.tcsetattr(process.master, termios.TCSANOW, self._modes)
             os.write(process.master, line)
-        return await asyncio.shield(self._ended)
 
     def _send_rest(self, process: Spawned) -> None:
-        loop = asyncio.get_running_loop()
+        """Write what the command pipe takes now, and the rest when it takes more."""
         try:
-            while self._unsent:
-                self._unsent = self._unsent[os.write(process.commands, self._unsent) :]
+            self._unsent = self._unsent[os.write(process.commands, self._unsent) :]
+            if not self._unsent:
+                return
         except BlockingIOError:
-            loop.add_writer(process.commands, self._send_rest, process)
-            return
+            pass
         except OSError:
-            self._unsent = b""
-        loop.remove_writer(process.commands)
+            return
+        asyncio.get_running_loop().add_writer(process.commands, self._on_writable, process)
 
-    async def _end_command(self) -> Marker | None:
-        """Interrupt what runs, then kill it; None where the shell itself has to go."""
-        process, ended = self._process, self._ended
-        if process is None or ended is None:
-            return None
+    def _on_writable(self, process: Spawned) -> None:
+        asyncio.get_running_loop().remove_writer(process.commands)
+        self._send_rest(process)
+
+    async def _wait(self, timeout_s: float) -> bool:
+        """Wait for the end of the command; False where the time came first. Cheaper than asyncio.timeout."""
+        if self._scanner is None:
+            return True
+        loop = asyncio.get_running_loop()
+        waiter = self._waiter = loop.create_future()
+        timer = loop.call_later(timeout_s, _wake, waiter)
+        try:
+            await waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+        return self._scanner is None
+
+    async def _end_command(self) -> None:
+        """Interrupt what runs, then kill it; leaves no marker where the shell itself has to go."""
+        process = self._process
+        if process is None or self._scanner is None:
+            return
         self._signal(process, signal.SIGINT)
-        if await _within(ended, self._limits.interrupt_grace_s):
-            return ended.result()
+        if await self._wait(self._limits.interrupt_grace_s):
+            return
         deadline = time.monotonic() + self._limits.kill_grace_s
         while time.monotonic() < deadline:
-            group = self._signal(process, signal.SIGKILL)
-            if await _within(ended, _KILL_EVERY_S):
-                return ended.result()
-            if group:  # what the shell would start next from the same command
+            killed = self._signal(process, signal.SIGKILL)
+            if await self._wait(_KILL_EVERY_S):
+                return
+            if killed:  # what the shell would start next from the same command
                 self._signal(process, signal.SIGINT)
-        return None
 
-    def _signal(self, process: Spawned, number: signal.Signals) -> int:
-        """Signal the terminal's foreground group, but never kill the shell's own; the group signalled, else 0."""
+    def _signal(self, process: Spawned, number: signal.Signals) -> bool:
+        """Signal the terminal's foreground group, but never kill the shell's own."""
         with contextlib.suppress(OSError):
             group = os.tcgetpgrp(process.master)
             if group > 1 and (group != self._own_group or number != signal.SIGKILL):
                 os.killpg(group, number)
-                return group
-        return 0
+                return True
+        return False
 
     def _on_readable(self, process: Spawned) -> None:
         for _ in range(_READS_A_TURN):
@@ -250,30 +260,32 @@ class Terminal:
             self._take(data)
 
     def _take(self, data: bytes) -> None:
-        ended, scanner = self._ended, self._scanner
-        if scanner is None or ended is None or ended.done():
+        if self._scanner is None:
             self._output.add(data)  # of a background job: shown with the next command
             return
         try:
-            marker = scanner.feed(data)
+            marker = self._scanner.feed(data)
         except ValueError:
-            ended.set_result(None)
+            self._end(None)
             return
         if marker is not None:
-            ended.set_result(marker)
+            self._end(marker)
+
+    def _end(self, marker: Marker | None) -> None:
+        self._scanner, self._marker = None, marker
+        if self._waiter is not None:
+            _wake(self._waiter)
 
     def _on_exit(self, process: Spawned) -> None:
         if process is not self._process:
             return
         self._on_readable(process)
-        if self._scanner is not None and self._ended is not None and not self._ended.done():
+        if self._scanner is not None:
             self._scanner.flush()
-            self._ended.set_result(None)
+            self._end(None)
 
     def _drop(self, process: Spawned) -> None:
-        """Close this side of the terminal; what still runs there loses it."""
-        if process is not self._process:
-            return
+        """Kill it and close this side of its terminal."""
         self._process = None
         self._spawner.kill(process.pid, self._token)
         loop = asyncio.get_running_loop()
@@ -281,14 +293,9 @@ class Terminal:
             loop.remove_reader(descriptor)
             loop.remove_writer(descriptor)
         process.close()
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_result(None)
-
-    def _said(self) -> str:
-        return self._output.text().strip()[-2000:] or "(nothing)"
+        self._end(None)
 
 
-async def _within(future: asyncio.Future[Marker | None], seconds: float) -> bool:
-    """Wait for a future without ending it; True when it is done."""
-    done, _ = await asyncio.wait((future,), timeout=seconds)
-    return bool(done)
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

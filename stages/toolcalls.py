@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
+import json
 from typing import Any
 
 import msgspec
 
 from stages.trajectory import ToolCall
 
-_HERMES = re.compile(r"<tool_call>(.*?)(</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _SHOWN_CHARS = 80
 """How much of a malformed call its error quotes."""
 
@@ -23,15 +23,37 @@ def parse_hermes(text: str) -> tuple[str, tuple[ToolCall, ...]]:
     calls: list[ToolCall] = []
     kept: list[str] = []
     position = 0
-    for match in _HERMES.finditer(text):
-        call = _hermes_call(match.group(1), closed=match.group(2) != "", index=len(calls))
+    while (start := text.find(_OPEN, position)) >= 0:
+        body, end, closed = _extent(text, start + len(_OPEN))
+        call = _hermes_call(body, closed=closed, index=len(calls))
         calls.append(call)
-        kept.append(text[position : match.end() if call.error else match.start()])
-        position = match.end()
+        kept.append(text[position : end if call.error else start])
+        position = end
     if not calls:
         return text, ()
     kept.append(text[position:])
     return "".join(kept).strip(), tuple(calls)
+
+
+def _extent(text: str, start: int) -> tuple[str, int, bool]:
+    """Body of the call that begins at `start`, where the text goes on, and whether it was closed.
+
+    A well-formed body ends where its JSON ends, as a string in it may hold the tags themselves (an agent that works on
+    chat code writes such commands). Any other ends at the next tag.
+    """
+    begin = len(text) - len(text[start:].lstrip())
+    try:
+        _, json_end = json.JSONDecoder().raw_decode(text, begin)
+    except (ValueError, RecursionError):
+        json_end = begin
+    rest = len(text) - len(text[json_end:].lstrip())
+    if json_end > begin and text.startswith(_CLOSE, rest):
+        return text[start:json_end], rest + len(_CLOSE), True
+    close, reopen = text.find(_CLOSE, start), text.find(_OPEN, start)
+    if close >= 0 and (reopen < 0 or close < reopen):
+        return text[start:close], close + len(_CLOSE), True
+    end = reopen if reopen >= 0 else len(text)
+    return text[start:end], end, False
 
 
 def _hermes_call(body: str, *, closed: bool, index: int) -> ToolCall:

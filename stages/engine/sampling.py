@@ -22,8 +22,10 @@ from stages.engine.weights import F32
 
 LogprobsMode = Literal["processed_logprobs", "raw_logprobs"]
 F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
 
 _NOT_TOP_K = (0, -1)
+_SEGMENT = 64
 _LEAST = -9999.0  # JSON has no infinity: what was filtered out is reported so, as vLLM does
 
 
@@ -134,24 +136,34 @@ def token_logprobs(
     return chosen
 
 
-def _pick(
-    shaped: F32, weights: F32, params: Sequence[SamplingParams], generators: Sequence[np.random.Generator]
-) -> list[int]:
-    """One token a row, by inverse distribution function; a token of weight 0 is never drawn."""
-    tokens: list[int] = []
-    # Float64: in float32 the sum would swallow every tail token of less than 6e-8.
-    sums: F64 | None = None
-    for row, (one, generator) in enumerate(zip(params, generators, strict=True)):
-        if one.greedy:
-            tokens.append(int(shaped[row].argmax()))
-            continue
-        if sums is None:
-            sums = np.cumsum(weights, axis=1, dtype=np.float64)
-        line = sums[row]
-        # The product may round up to the whole sum, which lies behind the last token.
-        point = min(generator.random() * line[-1], np.nextafter(line[-1], 0.0))
-        tokens.append(int(line.searchsorted(point, side="right")))
+def _pick(weights: F32, params: Sequence[SamplingParams], generators: Sequence[np.random.Generator]) -> list[int]:
+    """One token a row, by inverse distribution function; a token of weight 0 is never drawn.
+
+    First a segment of the vocabulary is found, then the token in it: a running sum over a whole row is what costs.
+    Running sums are float64: in float32 they would swallow every tail token of less than 6e-8.
+    """
+    count, vocab = weights.shape
+    spare = -vocab % _SEGMENT
+    padded = np.pad(weights, ((0, 0), (0, spare))) if spare else weights
+    segments = padded.reshape(count, -1, _SEGMENT)
+    rows = np.arange(count)
+    sums = segments.sum(axis=2)
+    uniform = np.array([0.0 if one.greedy else own.random() for one, own in zip(params, generators, strict=True)])
+    running = np.cumsum(sums, axis=1, dtype=np.float64)
+    segment, point = _locate(running, uniform)
+    chosen = sums[rows, segment]
+    share = (point - (running[rows, segment] - chosen)) / chosen
+    within, _ = _locate(np.cumsum(segments[rows, segment], axis=1, dtype=np.float64), share.clip(0.0, 1.0))
+    tokens: list[int] = (segment * _SEGMENT + within).tolist()
     return tokens
+
+
+def _locate(running: F64, share: F64) -> tuple[I64, F64]:
+    """Per row, the first entry whose running sum passes that share of the whole, and the point itself."""
+    whole = running[:, -1]
+    # The product may round up to the whole, which lies behind the last entry.
+    point = np.minimum(share * whole, np.nextafter(whole, 0.0))
+    return (running <= point[:, None]).sum(axis=1), point
 
 
 def _best(logprobs: F32, count: int) -> tuple[Candidate, ...]:
@@ -180,19 +192,23 @@ def draw(
     shaped = processed_logits(logits, params)
     shifted = shaped - shaped.max(axis=1, keepdims=True)
     weights = np.exp(shifted)
-    tokens = _pick(shifted, weights, params, generators)
+    tokens = _pick(weights, params, generators)
+    for row, one in enumerate(params):
+        if one.greedy:
+            tokens[row] = int(shifted[row].argmax())
     if all(one.logprobs is None for one in params):
         return [Drawn(Candidate(token, 0.0, 0)) for token in tokens]
-    if mode == "processed_logprobs":
-        logprobs = shifted
-        logprobs -= np.log(weights.sum(axis=1, keepdims=True))
-    else:
-        logprobs = log_softmax(logits)
-    chosen = logprobs[np.arange(len(tokens)), tokens]
-    ranks = np.count_nonzero(logprobs >= chosen[:, None], axis=1)
+    if mode == "raw_logprobs":
+        shifted = logits - logits.max(axis=1, keepdims=True)
+        weights = np.exp(shifted)
+    norms = np.log(weights.sum(axis=1))
+    chosen = shifted[np.arange(len(tokens)), tokens]
+    ranks = np.count_nonzero(shifted >= chosen[:, None], axis=1).tolist()
+    logprobs = (chosen - norms).tolist()
     return [
-        Drawn(Candidate(token, logprob, rank), _best(logprobs[row], one.logprobs) if one.logprobs else ())
-        for row, (one, token, logprob, rank) in enumerate(
-            zip(params, tokens, chosen.tolist(), ranks.tolist(), strict=True)
+        Drawn(
+            Candidate(token, logprobs[row], ranks[row]),
+            _best(shifted[row] - norms[row], one.logprobs) if one.logprobs else (),
         )
+        for row, (one, token) in enumerate(zip(params, tokens, strict=True))
     ]

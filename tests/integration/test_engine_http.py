@@ -1,13 +1,10 @@
-"""The engine as a real process: vLLM's JSON field by field, its refusals, aborts, metrics, keys and the way it ends."""
+"""The engine's HTTP through a real process: vLLM's JSON field by field, its refusals, aborts and metrics."""
 
 from __future__ import annotations
 
 import json
-import signal
 import socket
-import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,89 +14,12 @@ import pytest
 
 from stages.engine.qwen3 import Qwen3
 from stages.engine.sampling import SamplingParams, token_logprobs
-from tests.support.engine_process import EngineProcess, metric, running_engine, spawn
+from tests.support.engine_process import EngineProcess, generate, metric, running_engine, until
 from tests.support.tiny_qwen import tiny_config, write_model
+from tests.support.vllm_shapes import COMPLETION, GENERATE, check_shape
 
 MAX_LEN = 2048
 PROMPT = [1, 120, 118, 104, 117, 13, 107, 108, 2, 13, 1, 100, 118, 118]
-
-USAGE = {
-    "prompt_tokens": int,
-    "total_tokens": int,
-    "completion_tokens": int,
-    "prompt_tokens_details": {"cached_tokens": int, "created_cache_tokens": None, "multimodal_tokens": None},
-    "completion_tokens_details": None,
-}
-TOKEN_LOGPROB = {"token_id": int, "logprob": float, "rank": int}
-GENERATE = {
-    "request_id": str,
-    "model": str,
-    "created": int,
-    "usage": USAGE,
-    "prompt_logprobs": None,
-    "prompt_token_id_logprobs": None,
-    "prompt_token_ids": None,
-    "mm_placeholders": None,
-    "metrics": None,
-    "kv_transfer_params": None,
-    "ec_transfer_params": None,
-    "output_mode": str,
-    "choices": [
-        {
-            "index": int,
-            "finish_reason": str,
-            "stop_reason": None,
-            "token_ids": [int],
-            "routed_experts": None,
-            "sampling_mask": None,
-            "weight_versions": [{"version": str, "start": int, "end": int}],
-            "logprobs": {"content": [{**TOKEN_LOGPROB, "top_logprobs": [TOKEN_LOGPROB]}]},
-        }
-    ],
-}
-COMPLETION = {
-    "id": str,
-    "object": str,
-    "created": int,
-    "model": str,
-    "choices": [
-        {
-            "index": int,
-            "text": str,
-            "logprobs": {"text_offset": [int], "token_logprobs": [float], "tokens": [str], "top_logprobs": [dict]},
-            "finish_reason": str,
-            "stop_reason": None,
-            "token_ids": [int],
-            "prompt_logprobs": None,
-            "prompt_token_ids": [int],
-            "routed_experts": None,
-        }
-    ],
-    "service_tier": None,
-    "system_fingerprint": str,
-    "usage": USAGE,
-    "kv_transfer_params": None,
-    "ec_transfer_params": None,
-    "metrics": None,
-}
-
-
-def check_shape(found: Any, expected: Any, where: str = "$") -> None:
-    """Same keys in the same order, same types; a list's items all have the one shape given."""
-    if isinstance(expected, dict):
-        assert isinstance(found, dict), where
-        assert list(found) == list(expected), where
-        for key, value in expected.items():
-            check_shape(found[key], value, f"{where}.{key}")
-    elif isinstance(expected, list):
-        assert isinstance(found, list), where
-        assert found, where
-        for item in found:
-            check_shape(item, expected[0], f"{where}[]")
-    elif expected is None:
-        assert found is None, where
-    else:
-        assert type(found) is expected, where
 
 
 @pytest.fixture(scope="module")
@@ -117,19 +37,6 @@ def engine(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def client(engine: EngineProcess) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=engine.url, timeout=30) as one:
         yield one
-
-
-def _generate(client: httpx.Client, token_ids: list[int], **sampling: Any) -> dict[str, Any]:
-    body = {"token_ids": token_ids, "sampling_params": sampling}
-    answer: dict[str, Any] = client.post("/inference/v1/generate", json=body).raise_for_status().json()
-    return answer
-
-
-def _until(condition: Callable[[], bool], what: str, limit_s: float = 15.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {limit_s} s: {what}"
-        time.sleep(0.01)
 
 
 def test_generate_answers_as_vllm_does(client: httpx.Client) -> None:
@@ -175,7 +82,7 @@ def test_generate_in_text_mode(client: httpx.Client) -> None:
 def test_recorded_logprobs_are_recomputed_from_the_checkpoint(
     client: httpx.Client, model_dir: Path, shape: dict[str, float]
 ) -> None:
-    answer = _generate(client, PROMPT, max_tokens=100, seed=5, logprobs=0, ignore_eos=True, **shape)
+    answer = generate(client, PROMPT, max_tokens=100, seed=5, logprobs=0, ignore_eos=True, **shape)
     content = answer["choices"][0]["logprobs"]["content"]
     tokens = [one["token_id"] for one in content]
     logits = Qwen3.load(model_dir).logits(PROMPT + tokens)[len(PROMPT) - 1 : -1]
@@ -206,7 +113,7 @@ def test_completions_of_a_text_leave_ids_out_unless_asked(client: httpx.Client) 
     assert (choice["token_ids"], choice["prompt_token_ids"], choice["logprobs"]) == (None, None, None)
     assert answer["usage"]["prompt_tokens"] == 6
     ids = client.post("/tokenize", json={"prompt": "12 + 7"}).json()["tokens"]
-    again = _generate(client, ids, max_tokens=3, temperature=0)
+    again = generate(client, ids, max_tokens=3, temperature=0)
     assert again["usage"]["completion_tokens"] == answer["usage"]["completion_tokens"]
 
 
@@ -313,7 +220,7 @@ def test_what_cannot_be_meant_is_refused_with_its_field(client: httpx.Client, bo
 
 
 def test_an_answer_ends_where_the_model_ends(client: httpx.Client) -> None:
-    answer = _generate(client, [5] * 2040, max_tokens=100, ignore_eos=True)
+    answer = generate(client, [5] * 2040, max_tokens=100, ignore_eos=True)
     assert answer["usage"]["completion_tokens"] == 8
     assert answer["choices"][0]["finish_reason"] == "length"
 
@@ -321,22 +228,22 @@ def test_an_answer_ends_where_the_model_ends(client: httpx.Client) -> None:
 def test_prefix_cache_counts_tokens(client: httpx.Client) -> None:
     before = metric(client, "prefix_cache_queries_total"), metric(client, "prefix_cache_hits_total")
     prompt = [77, *range(10, 74)]
-    assert _generate(client, prompt, max_tokens=1)["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-    assert _generate(client, prompt, max_tokens=1)["usage"]["prompt_tokens_details"]["cached_tokens"] == 64
+    assert generate(client, prompt, max_tokens=1)["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert generate(client, prompt, max_tokens=1)["usage"]["prompt_tokens_details"]["cached_tokens"] == 64
     after = metric(client, "prefix_cache_queries_total"), metric(client, "prefix_cache_hits_total")
     assert (after[0] - before[0], after[1] - before[1]) == (130, 64)
 
 
 def test_seeded_requests_do_not_depend_on_company(client: httpx.Client) -> None:
     def ask(seed: int) -> list[int]:
-        answer = _generate(client, [*PROMPT, seed + 3], max_tokens=40, seed=seed, ignore_eos=True)
+        answer = generate(client, [*PROMPT, seed + 3], max_tokens=40, seed=seed, ignore_eos=True)
         tokens: list[int] = answer["choices"][0]["token_ids"]
         return tokens
 
     alone = [ask(seed) for seed in range(16)]
     with ThreadPoolExecutor(16) as pool:
         assert list(pool.map(ask, range(16))) == alone
-    unseeded = {tuple(_generate(client, PROMPT, max_tokens=20)["choices"][0]["token_ids"]) for _ in range(3)}
+    unseeded = {tuple(generate(client, PROMPT, max_tokens=20)["choices"][0]["token_ids"]) for _ in range(3)}
     assert len(unseeded) == 3
 
 
@@ -349,64 +256,9 @@ def test_a_client_that_goes_takes_its_request_along(engine: EngineProcess, clien
     connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(4)]
     for connection in connections:
         connection.sendall(head + body)
-    _until(lambda: metric(client, "num_requests_running") == 4, "four requests run")
+    until(lambda: metric(client, "num_requests_running") == 4, "four requests run")
     for connection in connections:
         connection.close()
-    _until(lambda: metric(client, "num_requests_running") == 0, "none runs")
+    until(lambda: metric(client, "num_requests_running") == 0, "none runs")
     assert metric(client, "generation_tokens_total") - generated < 4 * 2000
     assert metric(client, "kv_cache_usage_perc") == 0
-
-
-def test_api_key_guards_what_vllm_guards(model_dir: Path, tmp_path: Path) -> None:
-    key_file = tmp_path / "key"
-    key_file.write_text("sesame\n")
-    with running_engine(model_dir, tmp_path / "engine", "--api-key-file", str(key_file)) as engine:
-        body = {"token_ids": [5], "sampling_params": {"max_tokens": 1}}
-        with httpx.Client(base_url=engine.url, timeout=30) as client:
-            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "sesame"}):
-                for response in (
-                    client.post("/inference/v1/generate", json=body, headers=headers),
-                    client.get("/v1/models", headers=headers),
-                ):
-                    assert (response.status_code, response.json()) == (401, {"error": "Unauthorized"})
-            right = {"Authorization": "Bearer sesame"}
-            assert client.post("/inference/v1/generate", json=body, headers=right).status_code == 200
-            assert client.get("/health").status_code == 200
-
-
-def test_sigterm_gives_open_requests_what_they_have(model_dir: Path, tmp_path: Path) -> None:
-    with running_engine(model_dir, tmp_path / "engine") as engine, ThreadPoolExecutor(1) as pool:
-        with httpx.Client(base_url=engine.url, timeout=30) as client, httpx.Client(base_url=engine.url) as watcher:
-            asked = pool.submit(_generate, client, [5, 6, 7], max_tokens=2000, ignore_eos=True)
-            _until(lambda: metric(watcher, "num_requests_running") == 1, "the request runs")
-            engine.process.send_signal(signal.SIGTERM)
-            choice = asked.result(timeout=20)["choices"][0]
-        assert engine.process.wait(timeout=20) == 0
-    assert choice["finish_reason"] == "abort"
-    assert 0 < len(choice["token_ids"]) < 2000
-    assert choice["weight_versions"] == [{"version": "0", "start": 0, "end": len(choice["token_ids"])}]
-    assert "Traceback" not in engine.log.read_text()
-
-
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [("model.safetensors", "no weights"), ("tokenizer.json", "tokenizer.json"), ("config.json", "config.json")],
-)
-def test_an_unusable_model_is_one_line_and_exit_1(tmp_path: Path, spoil: str, words: str) -> None:
-    directory = write_model(tmp_path / "spoiled", tiny_config())
-    (directory / spoil).unlink()
-    process = spawn(directory, tmp_path / "port", tmp_path / "log")
-    assert process.wait(timeout=30) == 1
-    lines = (tmp_path / "log").read_text().splitlines()
-    assert len(lines) == 1
-    assert words in lines[0]
-    assert str(directory) in lines[0]
-    assert not (tmp_path / "port").exists()
-
-
-def test_a_taken_port_is_one_line_and_exit_1(engine: EngineProcess, model_dir: Path, tmp_path: Path) -> None:
-    port = engine.url.rpartition(":")[2]
-    process: subprocess.Popen[bytes] = spawn(model_dir, tmp_path / "port", tmp_path / "log", "--port", port)
-    assert process.wait(timeout=30) == 1
-    assert f"cannot listen on 127.0.0.1:{port}" in (tmp_path / "log").read_text()
-    assert "Traceback" not in (tmp_path / "log").read_text()

@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -72,3 +73,18 @@ def metric(client: httpx.Client, name: str) -> float:
         if line.startswith(f"vllm:{name}{{"):
             return float(line.rpartition(" ")[2])
     raise KeyError(name)
+
+
+def generate(client: httpx.Client, token_ids: list[int], **sampling: Any) -> dict[str, Any]:
+    """POST /inference/v1/generate and the decoded answer; raises for a refusal."""
+    body = {"token_ids": token_ids, "sampling_params": sampling}
+    answer: dict[str, Any] = client.post("/inference/v1/generate", json=body).raise_for_status().json()
+    return answer
+
+
+def until(condition: Callable[[], bool], what: str, limit_s: float = 15.0) -> None:
+    """Poll until the condition holds, and fail by name when it does not in time."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {limit_s} s: {what}"
+        time.sleep(0.01)

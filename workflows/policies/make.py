@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--peak-rate", type=float, default=3e-3)
     parser.add_argument("--probe-every", type=int, default=20, help="steps between probes while half-trained")
-    parser.add_argument("--budget-s", type=float, default=900, help="stop training after this many seconds")
+    parser.add_argument("--budget-s", type=float, default=1800, help="stop training after this many seconds")
     parser.add_argument("--episodes", type=int, default=1536, help="held-out episodes of the final report")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)

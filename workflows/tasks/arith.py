@@ -19,6 +19,7 @@ from workflows.errors import TaskDataError
 from workflows.tasks import sums
 from workflows.tools import bash
 
+_GENERATED_ROWS = 64
 _SHELL_S = 30.0
 """Deadline of the commands that preparing and solving run themselves."""
 
@@ -31,7 +32,7 @@ class ArithTask:
 
     Args:
         seed: of the generator; equal seeds give equal rows.
-        limit: number of rows; None is every row of `path`.
+        limit: number of rows; None is every row of `path`, or 64 generated ones.
         path: a JSONL file of rows `{"task_id","question","answer","files"?}` in the generator's place.
         split: "train" or "heldout"; no sum of one is in the other, whatever the seeds.
         file_fraction: share of generated rows, 0 to 1, whose numbers are in a file.
@@ -46,7 +47,7 @@ class ArithTask:
     def __init__(
         self,
         seed: int = 0,
-        limit: int | None = 64,
+        limit: int | None = None,
         path: str | None = None,
         split: sums.Split = "train",
         file_fraction: float = 0.33,
@@ -58,7 +59,7 @@ class ArithTask:
         if limit is not None and limit < 0:
             raise TaskDataError(f"task.limit: got {limit}; allowed: 0 or more")
         if limit is None and path is None:
-            raise TaskDataError("task.limit: got null, but the generator has no end; give a number, or task.path")
+            limit = _GENERATED_ROWS
         self._seed, self._limit, self._path = seed, limit, path
         self._split, self._file_fraction = split, file_fraction
 

@@ -126,6 +126,23 @@ def test_reported_logprobs_and_ranks(mode: str) -> None:
         assert one.chosen.logprob == pytest.approx(float(again[0]), abs=1e-5)
 
 
+def test_greedy_tells_apart_what_rounds_to_one_weight() -> None:
+    logits = np.full((1, 70), -90.0, dtype=np.float32)
+    logits[0, 5], logits[0, 66] = np.float32(0.0), np.nextafter(np.float32(0.0), np.float32(1.0))
+    assert draw(logits, [SamplingParams(temperature=0)], [new_generator(0)])[0].chosen.token_id == 66
+
+
+@settings(max_examples=50, deadline=None)
+@given(vocab=st.sampled_from([1, 2, 63, 64, 65, 128, 259]), seed=st.integers(0, 1000))
+def test_draws_stay_in_the_vocabulary_and_in_what_is_kept(vocab: int, seed: int) -> None:
+    logits = _rows(3, vocab, seed, scale=30.0)
+    params = [SamplingParams(top_p=0.6), SamplingParams(temperature=3.0), SamplingParams(top_k=2)]
+    kept = np.isfinite(processed_logits(logits, params))
+    for row, one in enumerate(draw(logits, params, [new_generator(seed + row) for row in range(3)])):
+        assert 0 <= one.chosen.token_id < vocab
+        assert kept[row, one.chosen.token_id]
+
+
 def test_filtered_tokens_are_reported_as_far_below_and_finite() -> None:
     drawn = draw(_rows(1, 30), [SamplingParams(top_k=2, logprobs=5)], [new_generator(0)])[0]
     assert [one.logprob > -100 for one in drawn.best] == [True, True, False, False, False]

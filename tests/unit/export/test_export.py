@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
+from stages.errors import ShardError
 from stages.layout import RunLayout
+from stages.shards import ShardReader
 from stages.shards.schema import SCHEMA
 from tests.unit.stages_files.samples import make_chain, make_layout, make_row, publish, rows_line, write_rows
 from workflows.errors import ExportError
+from workflows.export import export as module
 from workflows.export.export import NOT_BUILT_YET, ExportCount, export
 
 
@@ -19,9 +23,8 @@ def layout(tmp_path: Path) -> RunLayout:
     """Five rollouts with 1, 1, 2, 1 and 1 rows, the second without chains, and one that never reached a shard."""
     layout = make_layout(tmp_path)
     chains = [make_chain()]
-    written = [
-        make_row(0, chains, tag="a"), make_row(1, []), make_row(2, chains * 2), make_row(3, chains), make_row(4, chains),
-    ]  # fmt: skip
+    streams = [chains, [], chains * 2, chains, chains]
+    written = [make_row(n, own, tag="" if n else "a") for n, own in enumerate(streams)]
     places = [*write_rows(layout, written), None]
     written.append(make_row(5))
     publish(layout, [rows_line(n, row, place) for n, (row, place) in enumerate(zip(written, places, strict=True), 1)])
@@ -48,7 +51,8 @@ def test_parquet_has_the_same_rows_with_the_same_types(layout: RunLayout, tmp_pa
     counted = export(layout.root, "parquet", output)
     assert counted == ExportCount(rollouts=5, chains=6, without_row=1, bytes=output.stat().st_size)
     table = pq.read_table(output)
-    assert table.schema.equals(SCHEMA, check_metadata=True)
+    assert table.schema.equals(SCHEMA)
+    assert table.schema.metadata == SCHEMA.metadata
     assert table["rollout_id"].to_pylist() == ["r0", "r1", "r2", "r2", "r3", "r4"]
     assert table["token_ids"].to_pylist()[0] == make_chain().token_ids
     assert pq.ParquetFile(output).metadata.row_group(0).column(0).compression == "ZSTD"
@@ -83,12 +87,8 @@ def test_a_failed_export_leaves_the_old_output(layout: RunLayout, tmp_path: Path
     output.write_text("old")
     shard = layout.shard("eval-1-3f9a", 0)
     shard.write_bytes(shard.read_bytes()[:-8] + b"damaged!")
-    from stages.errors import ShardError
-    from workflows.export import export as module
-
-    before = module.ShardReader
     with pytest.MonkeyPatch.context() as patch, pytest.raises(ShardError, match="crc32"):
-        patch.setattr(module, "ShardReader", lambda *args, **options: before(*args, **options, visibility_s=0))
+        patch.setattr(module, "ShardReader", partial(ShardReader, visibility_s=0))
         export(layout.root, name, output)
     assert output.read_text() == "old"
     assert sorted(os.listdir(tmp_path)) == ["out", "run"]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from stages.chat import ChatTokenizer
-from workflows.policies import bpe
 from workflows.policies import __file__ as policies_file
+from workflows.policies import bpe
 
 SHIPPED = (Path(policies_file).parent / "chat_template.jinja").read_text(encoding="utf-8")
 
@@ -40,7 +40,9 @@ FORGETTING = """{%- for m in messages %}
 
 @pytest.fixture(scope="session")
 def tokenizer_json() -> dict:
-    return bpe.train(["The answer is 15.\n", "echo $((12+7-4))", '{"name": "bash", "arguments": {"command": "x"}}'], 320)
+    return bpe.train(
+        ["The answer is 15.\n", "echo $((12+7-4))", '{"name": "bash", "arguments": {"command": "x"}}'], 320
+    )
 
 
 @pytest.fixture

@@ -99,7 +99,9 @@ def test_special_tokens_are_one_token_and_kept(chat):
 def test_malformed_calls_are_shown_by_their_text_alone(chat):
     text = "<tool_call>{</tool_call>"
     broken = Message("assistant", text, (ToolCall("", {}, "call_0", "malformed"),))
-    assert chat.render([Message("user", "q"), broken]) == chat.render([Message("user", "q"), Message("assistant", text)])
+    assert chat.render([Message("user", "q"), broken]) == chat.render(
+        [Message("user", "q"), Message("assistant", text)]
+    )
 
 
 def test_messages_may_be_dicts(chat):

@@ -21,9 +21,7 @@ PLAIN = st.text().filter(lambda text: "<tool_call>" not in text)
 
 
 def written(name: str, arguments: object) -> str:
-    # The closing tag cannot stand inside the JSON, so a model writes it escaped there.
-    body = json.dumps({"name": name, "arguments": arguments}).replace("</", "<\\/")
-    return f"<tool_call>\n{body}\n</tool_call>"
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 def test_text_without_calls_is_untouched():
@@ -44,9 +42,30 @@ def test_any_text_is_read_without_an_exception(text):
     content, calls = parse_tool_calls("<tool_call>" + text)
     assert calls
     for call in calls:
-        assert (call.error is None) == bool(call.name and "</tool_call>" in text) or call.error
+        assert call.error or (call.name and "</tool_call>" in text)
     if all(call.error for call in calls):
         assert content == ("<tool_call>" + text).strip()
+
+
+@pytest.mark.parametrize("command", ["grep '<tool_call>' x", "grep '</tool_call>' x", "<tool_call>{}</tool_call>"])
+def test_tags_inside_a_string_end_nothing(command):
+    text = "a" + written("bash", {"command": command}) + "b" + written("f", {})
+    content, calls = parse_tool_calls(text)
+    assert [(call.name, call.arguments) for call in calls] == [("bash", {"command": command}), ("f", {})]
+    assert content == "ab"
+
+
+@pytest.mark.parametrize(
+    "text", ['{"name": "f", "arguments": {"a": "\\ud800"}}', '{"name": "f", "arguments": {"a": NaN}}']
+)
+def test_what_no_strict_json_holds_is_refused(text):
+    _, (call,) = parse_tool_calls(f"<tool_call>{text}</tool_call>")
+    assert "not JSON" in (call.error or "")
+
+
+def test_deep_nesting_is_refused_and_breaks_nothing():
+    _, (call,) = parse_tool_calls('<tool_call>{"name": "f", "arguments": ' + "[" * 100_000 + "</tool_call>")
+    assert call.error
 
 
 def test_arguments_may_be_a_string_of_json_or_absent():

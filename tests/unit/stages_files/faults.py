@@ -24,11 +24,14 @@ class Rule:
 
 @dataclass
 class FaultyFs(FileSystem):
-    """The real filesystem with rules; `counts` has the calls by name, `gate` holds back every fsync while cleared."""
+    """The real filesystem with rules; `counts` and `log` have the calls by name; `gate` holds back every fsync while cleared
+    and `waiting` says that one is held."""
 
     rules: list[Rule] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     gate: threading.Event = field(default_factory=threading.Event)
+    waiting: threading.Event = field(default_factory=threading.Event)
+    log: list[tuple[str, str]] = field(default_factory=list)
     short: bool = False
 
     def __post_init__(self) -> None:
@@ -51,6 +54,7 @@ class FaultyFs(FileSystem):
 
     def _hit(self, op: str, path: str) -> None:
         self.counts[op] += 1
+        self.log.append((op, path.rpartition("/")[2]))
         for rule in self.rules:
             if rule.op != op or rule.match not in path or rule.times == 0:
                 continue
@@ -75,8 +79,10 @@ class FaultyFs(FileSystem):
 
     def fsync(self, fd: int) -> None:
         self._hit("fsync", self._names[fd])
-        if not self.gate.wait(30):
-            raise TimeoutError("nobody opened the gate")
+        if not self.gate.is_set():
+            self.waiting.set()
+            if not self.gate.wait(30):
+                raise TimeoutError("nobody opened the gate")
         super().fsync(fd)
 
     def rename(self, src: str, dst: str) -> None:

@@ -125,11 +125,11 @@ def group_line(seq: int, group: str, rollout_ids: list[str], tag: str = "") -> G
     )
 
 
-def write_rows(layout: RunLayout, rows: Sequence[Row], member: str = "eval-1-3f9a", **options: int) -> list[RowRange]:
+def write_rows(layout: RunLayout, rows: Sequence[Row], member: str = "eval-1-3f9a") -> list[RowRange]:
     """Write all rows at once through one ShardWriter and return their ranges."""
 
     async def write() -> list[RowRange]:
-        async with ShardWriter(layout, member, **options) as writer:
+        async with ShardWriter(layout, member) as writer:
             return list(await asyncio.gather(*(writer.append(row) for row in rows)))
 
     return asyncio.run(write())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stages import sharedfs
 from stages.errors import SchemaError, ShardError
 from stages.layout import RunLayout
-from stages.shards.index import IndexFollower, RowsLine, read_index
+from stages.shards.index import IndexFollower, IndexLine, RowsLine, read_index
 from stages.shards.index_writer import IndexWriter
 from tests.unit.stages_files.faults import FaultyFs
 from tests.unit.stages_files.samples import group_line, make_layout, make_row, publish, rows_line
@@ -38,7 +38,7 @@ def ids(layout: RunLayout, after: int = 0) -> list[str]:
 
 def test_what_is_written_is_read_and_is_the_contract(tmp_path: Path) -> None:
     layout = make_layout(tmp_path)
-    lines = [make_line(1), make_line(2), group_line(3, "g0", ["1", "2"])]
+    lines: list[IndexLine] = [make_line(1), make_line(2), group_line(3, "g0", ["1", "2"])]
     publish(layout, lines)
     assert read_index(layout.root) == lines
     assert read_index(layout.root, 2) == lines[2:]

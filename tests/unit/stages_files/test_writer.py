@@ -112,6 +112,8 @@ def test_the_schema_is_durable_before_the_first_batch_is_written(tmp_path: Path)
         (place,) = write_rows(layout, [make_row(0)])
     assert place.path == "shards/eval-1-3f9a-1.arrows"
     assert not layout.shard("eval-1-3f9a", 0).exists()
+    calls = [op for op, name in fs.log if name == "eval-1-3f9a-1.arrows"]
+    assert calls == ["open", "write", "fsync", "write", "fsync"]
 
 
 @pytest.mark.parametrize("fault", ["short", "enospc", "fsync"])

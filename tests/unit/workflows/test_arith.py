@@ -135,10 +135,10 @@ def test_prepare_then_solve_earns_the_reward(tmp_path: Path):
 
 def test_given_rows(tmp_path: Path):
     path = tmp_path / "rows.jsonl"
-    rows = [{"task_id": f"t{n}", "question": f"{n} + 1 = ?", "answer": n + 1} for n in range(3)]
+    rows = [{"task_id": f"t{n}", "question": f"{n} + 1 = ?", "answer": n + 1} for n in range(70)]
     path.write_text("\n\n".join(map(json.dumps, rows)))
     assert list(ArithTask(path=str(path)).rows()) == rows
-    assert list(ArithTask(path=str(path), limit=None).rows()) == rows
+    assert len(list(ArithTask(limit=None).rows())) == 64
     assert list(ArithTask(path=str(path), limit=2).rows()) == rows[:2]
 
 
@@ -160,14 +160,14 @@ def test_given_rows(tmp_path: Path):
 def test_a_bad_row_is_named_with_its_line(tmp_path: Path, line: str, said: str):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"task_id": "ok", "question": "1 = ?", "answer": 1}\n' + line + "\n")
-    with pytest.raises(TaskDataError, match="rows.jsonl:2: ") as caught:
+    with pytest.raises(TaskDataError, match=r"rows\.jsonl:2: ") as caught:
         list(ArithTask(path=str(path)).rows())
     assert said in str(caught.value)
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"split": "test"}, {"file_fraction": 1.5}, {"limit": -1}, {"limit": None}],
+    [{"split": "test"}, {"file_fraction": 1.5}, {"limit": -1}],
 )
 def test_bad_options_are_refused_by_name(options):
     with pytest.raises(TaskDataError, match=next(iter(options))):
@@ -175,7 +175,7 @@ def test_bad_options_are_refused_by_name(options):
 
 
 def test_a_missing_file_is_named(tmp_path: Path):
-    with pytest.raises(TaskDataError, match="gone.jsonl"):
+    with pytest.raises(TaskDataError, match=r"gone\.jsonl"):
         list(ArithTask(path=str(tmp_path / "gone.jsonl")).rows())
 
 

@@ -1,0 +1,32 @@
+# The commands of the house; `make` lists them. Everything runs in .venv, which `setup` makes.
+PY := .venv/bin/python
+.DEFAULT_GOAL := help
+.PHONY: help setup demo check test bench lock test-vllm test-slurm-24
+
+help:            ## list the commands
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
+
+setup:           ## make .venv and what the sandbox needs
+	@sh launch/bootstrap.sh
+
+demo: setup      ## the main job: 64 sums x 4 rollouts by the tiny policy, into runs/demo
+	@.venv/bin/rollmill experiment=demo
+
+check: setup     ## lint, format, types, imports
+	@.venv/bin/ruff check -q .
+	@.venv/bin/ruff format --check -q .
+	@.venv/bin/mypy
+	@.venv/bin/lint-imports --no-cache > .venv/lint-imports.log 2>&1 || { cat .venv/lint-imports.log; exit 1; }
+
+test: check      ## everything: unit, integration, end to end
+	@$(PY) -m pytest
+
+bench: setup     ## every benchmark's JSON
+	@for bench in $$(ls tests/bench | sed -n 's/^\([a-z_]*\)\.py$$/\1/p' | grep -v -e report -e __init__); do \
+	  $(PY) -P -m tests.bench.$$bench --json || exit 1; done
+
+lock: setup      ## compute requirements.lock anew from pyproject.toml
+	@uv pip compile -q pyproject.toml --group dev --generate-hashes --no-emit-index-url --no-header -o requirements.lock
+
+test-vllm test-slurm-24:
+	@echo "rollmill: make $@ is not built yet" >&2; exit 2

@@ -1,0 +1,192 @@
+"""The layer format: changed files as a canonical tar in zstd, named by the sha256 of the uncompressed tar."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import zstandard
+
+from sandbox.errors import LayerError
+from sandbox.extract import Extraction
+from sandbox.protocols import PackedLayer
+from sandbox.scratch import make_private, remove_tree
+from sandbox.selection import Selection
+from sandbox.tarstream import END, encode, padding, read_entries
+from sandbox.uppertree import UpperWalk
+
+DEFAULT_MAX_BYTES = 16 * 1024**3
+DEFAULT_MAX_ENTRIES = 1_000_000
+_COPY_BYTES = 1024 * 1024
+_COMPRESSION = 3  # the digest is of the uncompressed tar, so this may change
+_LARGEST_WINDOW = 128 * 1024 * 1024
+
+
+def pack(
+    trees: Mapping[bytes, Path],
+    out_file: Path,
+    *,
+    paths: Sequence[str] = ("/",),
+    exclude: Sequence[str] = (),
+    max_bytes: int = DEFAULT_MAX_BYTES,
+) -> PackedLayer:
+    """Pack upper directories into one file; the same content gives the same digest, whoever packs it and where.
+
+    Entries come sorted by name within each directory, a directory before what is in it; owners are 0:0, times one
+    constant, modes without setuid and setgid, no extended attributes; a deletion is `.wh.NAME`, a directory that hides
+    what lies below `.wh..wh..opq`. Blocks; call it in a thread.
+
+    Args:
+        trees: mount point relative to the root (b"" for the root itself) -> upper directory.
+        out_file: appears whole or not at all.
+        paths: absolute paths whose changes are taken.
+        exclude: globs left out; one with a slash meets the whole path, one without meets a name at any depth.
+        max_bytes: size of the uncompressed tar above which the pack is refused.
+
+    Raises:
+        LayerError: the changes cannot be read or are too large.
+    """
+    walk = UpperWalk(trees, Selection(paths, exclude))
+    temporary = out_file.with_name(f".{out_file.name}.{os.urandom(6).hex()}.tmp")
+    entries = 0
+    try:
+        with temporary.open("xb") as file:
+            sink = _Sink(file, max_bytes)
+            for entry, content in walk.entries():
+                sink.write(encode(entry))
+                if entry.size:
+                    _copy(content, entry.size, entry.path, sink)
+                entries += 1
+            sink.finish()
+        temporary.rename(out_file)
+    except OSError as error:
+        raise LayerError(f"the layer cannot be written to {out_file}: {error.strerror}", boundary="layers") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    size = out_file.stat().st_size
+    return PackedLayer(sink.digest, size, str(out_file), sink.tar_bytes, entries, walk.skipped)
+
+
+def unpack(
+    source: BinaryIO,
+    directory: Path,
+    *,
+    digest: str,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+    max_entries: int = DEFAULT_MAX_ENTRIES,
+) -> None:
+    """Unpack a layer into a new directory in overlay format (whiteouts are 0:0 devices, opaque marks are attributes).
+
+    It is laid out in a private directory beside, checked against the digest, and appears by one rename; a directory
+    that is already there is left alone. Blocks; call it in a thread.
+
+    Args:
+        source: the compressed file, open for reading.
+        directory: where the layer goes; its parent must exist on node-local disk.
+        digest: "sha256:<hex>" of the uncompressed tar.
+        max_bytes: of the uncompressed tar; what is larger is refused as a bomb.
+        max_entries: names in it.
+
+    Raises:
+        LayerError: it is not what the digest says, no layer, too large, or cannot be written.
+    """
+    if directory.is_dir():
+        return
+    home = make_private(directory.parent, ".unpack-")
+    try:
+        stage = home / "layer"
+        stage.mkdir(mode=0o700)
+        stream = _Stream(source, max_bytes)
+        extraction = Extraction(stage, max_entries)
+        for entry, take in read_entries(stream.read):
+            extraction.add(entry, take)
+        found = stream.digest
+        if found != digest:
+            raise LayerError(f"the layer is {found}, not {digest}: fetch it again", boundary="layers")
+        extraction.finish()
+        with suppress(FileExistsError):
+            _move(stage, directory)
+    except zstandard.ZstdError as error:
+        raise LayerError(f"the layer is no zstd stream: {error}", boundary="layers") from error
+    except OSError as error:
+        raise LayerError(f"the layer cannot be unpacked to {directory}: {error}", boundary="layers") from error
+    finally:
+        remove_tree(home)
+
+
+def _move(stage: Path, directory: Path) -> None:
+    try:
+        stage.rename(directory)
+    except OSError:
+        if not directory.is_dir():
+            raise
+        # Another process of this node was faster; its layer has the same digest.
+
+
+def _copy(content: int, size: int, path: bytes, sink: _Sink) -> None:
+    left = size
+    while left:
+        chunk = os.read(content, min(left, _COPY_BYTES))
+        if not chunk:
+            raise LayerError(f"{path!r} shrank while it was packed: stop what writes to it", boundary="layers")
+        sink.write(chunk)
+        left -= len(chunk)
+    sink.write(padding(size))
+
+
+class _Sink:
+    """Hashes and compresses what is written."""
+
+    def __init__(self, file: BinaryIO, max_bytes: int) -> None:
+        self._hash = hashlib.sha256()
+        self._writer = zstandard.ZstdCompressor(level=_COMPRESSION, write_checksum=True).stream_writer(
+            file, closefd=False
+        )
+        self._max = max_bytes
+        self.tar_bytes = 0
+
+    @property
+    def digest(self) -> str:
+        return "sha256:" + self._hash.hexdigest()
+
+    def write(self, data: bytes) -> None:
+        self.tar_bytes += len(data)
+        if self.tar_bytes > self._max:
+            raise LayerError(
+                f"the changes take more than {self._max} bytes: exclude paths or raise the limit", boundary="layers"
+            )
+        self._hash.update(data)
+        self._writer.write(data)
+
+    def finish(self) -> None:
+        self.write(END)
+        self._writer.flush(zstandard.FLUSH_FRAME)
+
+
+class _Stream:
+    """Decompresses, hashes and counts what is read."""
+
+    def __init__(self, source: BinaryIO, max_bytes: int) -> None:
+        self._hash = hashlib.sha256()
+        self._reader = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW).stream_reader(source, closefd=False)
+        self._left = self._max = max_bytes
+
+    @property
+    def digest(self) -> str:
+        return "sha256:" + self._hash.hexdigest()
+
+    def read(self, size: int) -> bytes:
+        """Exactly so many bytes, fewer only at the end."""
+        parts = []
+        while size and (data := self._reader.read(size)):
+            size -= len(data)
+            self._left -= len(data)
+            if self._left < 0:
+                raise LayerError(f"the layer unpacks to more than {self._max} bytes", boundary="layers")
+            self._hash.update(data)
+            parts.append(data)
+        return b"".join(parts) if len(parts) != 1 else parts[0]

@@ -1,0 +1,178 @@
+"""Walks the upper directories of overlays in the layer's order and yields what changed, as entries of the layer."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sandbox.errors import LayerError
+from sandbox.selection import Selection
+from sandbox.tarstream import Entry
+
+WHITEOUT = b".wh."
+OPAQUE = b".wh..wh..opq"
+OPAQUE_XATTR = "user.overlay.opaque"
+MAX_DEPTH = 256
+_PLAIN_MODE = 0o755
+
+
+@dataclass
+class UpperWalk:
+    """One walk over the changes of a sandbox.
+
+    Directories are opened one by one and never by a path through the tree, so no link that an agent left is followed.
+    Setuid and setgid bits are dropped (no sandbox honours them), extended attributes too; sockets, FIFOs, devices and
+    names that would read as whiteouts are counted and left out.
+
+    Args:
+        trees: mount point relative to the root (b"" for the root itself) -> upper directory.
+        selection: what is taken.
+    """
+
+    trees: Mapping[bytes, Path]
+    selection: Selection
+    skipped: int = 0
+    _links: dict[tuple[int, int], bytes] = field(default_factory=dict)
+
+    def entries(self) -> Iterator[tuple[Entry, int]]:
+        """Each entry with a descriptor of its content, open until the next one is asked for; -1 without content.
+
+        Raises:
+            LayerError: the tree is too deep, or something in it cannot be read.
+        """
+        try:
+            root = _open_directory(self.trees[b""])
+            try:
+                yield from self._directory(root, (), opaque_above=False)
+            finally:
+                os.close(root)
+        except OSError as error:
+            raise LayerError(
+                f"the changes cannot be read: {error.strerror} at {error.filename!r}", boundary="layers"
+            ) from error
+
+    def _directory(self, directory: int, path: tuple[bytes, ...], opaque_above: bool) -> Iterator[tuple[Entry, int]]:
+        if len(path) > MAX_DEPTH:
+            raise LayerError(f"directories are nested deeper than {MAX_DEPTH}", boundary="layers")
+        names = {os.fsencode(name) for name in os.listdir(directory)}
+        names |= {point for point in self.trees if point and not path}  # a mount point need not be in the root's upper
+        missing = set()
+        if path and self.selection.verdict(path) == "way":
+            missing = {name for name in self.selection.next_parts(path) if opaque_above and name not in names}
+        for name in sorted(names | missing):
+            here = (*path, name)
+            verdict = self.selection.verdict(here)
+            if verdict == "leave":
+                continue
+            if name.startswith(WHITEOUT):
+                self.skipped += 1
+            elif name in missing:
+                yield _whiteout(here), -1
+            elif not path and name in self.trees:
+                yield from self._mounted(self.trees[name], here)
+            elif verdict == "way":
+                yield from self._way(directory, here, opaque_above)
+            else:
+                yield from self._taken(directory, here, opaque_above and self.selection.is_start(here))
+
+    def _mounted(self, tree: Path, here: tuple[bytes, ...]) -> Iterator[tuple[Entry, int]]:
+        """What another overlay, mounted in the root, holds; nothing where nothing changed there."""
+        inner = _open_directory(tree)
+        try:
+            first = True
+            for entry in self._directory(inner, here, opaque_above=False):
+                if first:
+                    yield Entry(b"/".join(here), "directory", _PLAIN_MODE), -1
+                    first = False
+                yield entry
+        finally:
+            os.close(inner)
+
+    def _way(self, directory: int, here: tuple[bytes, ...], opaque_above: bool) -> Iterator[tuple[Entry, int]]:
+        """A directory above a declared path: only what leads there; without it the declared path is gone."""
+        name, path = here[-1], b"/".join(here)
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        if not stat.S_ISDIR(status.st_mode):
+            yield Entry(path, "directory", _PLAIN_MODE), -1
+            for part in self.selection.next_parts(here):
+                yield _whiteout((*here, part)), -1
+            return
+        inner = _open_directory(name, directory)
+        try:
+            yield Entry(path, "directory", _mode(status)), -1
+            yield from self._directory(inner, here, opaque_above or _is_opaque(inner))
+        finally:
+            os.close(inner)
+
+    def _taken(self, directory: int, here: tuple[bytes, ...], opaque: bool) -> Iterator[tuple[Entry, int]]:
+        name, path = here[-1], b"/".join(here)
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        if stat.S_ISDIR(status.st_mode):
+            inner = _open_directory(name, directory)
+            try:
+                yield Entry(path, "directory", _mode(status)), -1
+                if opaque or _is_opaque(inner):
+                    yield Entry(path + b"/" + OPAQUE, "file"), -1
+                yield from self._directory(inner, here, opaque_above=False)
+            finally:
+                os.close(inner)
+        elif stat.S_ISREG(status.st_mode):
+            yield from self._file(directory, name, path, status)
+        elif stat.S_ISLNK(status.st_mode):
+            yield Entry(path, "symlink", 0o777, 0, os.readlink(name, dir_fd=directory)), -1
+        elif stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:
+            yield _whiteout(here), -1
+        else:
+            self.skipped += 1
+
+    def _file(self, directory: int, name: bytes, path: bytes, status: os.stat_result) -> Iterator[tuple[Entry, int]]:
+        if status.st_nlink > 1:
+            first = self._links.setdefault((status.st_dev, status.st_ino), path)
+            if first != path:
+                yield Entry(path, "hardlink", _mode(status), 0, first), -1
+                return
+        content = _open_readable(name, os.O_RDONLY, 0o400, directory)
+        try:
+            yield Entry(path, "file", _mode(status), os.fstat(content).st_size), content
+        finally:
+            os.close(content)
+
+
+def _whiteout(here: tuple[bytes, ...]) -> Entry:
+    return Entry(b"/".join((*here[:-1], WHITEOUT + here[-1])), "file")
+
+
+def _mode(status: os.stat_result) -> int:
+    return status.st_mode & 0o1777
+
+
+def _is_opaque(directory: int) -> bool:
+    with suppress(OSError):
+        return os.getxattr(directory, OPAQUE_XATTR) in (b"y", b"x")
+    return False
+
+
+def _open_directory(name: bytes | Path, within: int | None = None) -> int:
+    return _open_readable(name, os.O_RDONLY | os.O_DIRECTORY, 0o500, within)
+
+
+def _open_readable(name: bytes | Path, flags: int, needed: int, within: int | None) -> int:
+    """Open without following; the owner's own missing permission is given for the moment of opening and taken back."""
+    try:
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=within)
+    except PermissionError:
+        handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=within)
+    try:
+        way = f"/proc/self/fd/{handle}"
+        mode = stat.S_IMODE(os.fstat(handle).st_mode)
+        os.chmod(way, mode | needed)  # noqa: PTH101 - a descriptor's own path, so no link is followed
+        try:
+            return os.open(way, flags | os.O_CLOEXEC)
+        finally:
+            os.chmod(way, mode)  # noqa: PTH101
+    finally:
+        os.close(handle)

@@ -1,0 +1,333 @@
+"""The router over real HTTP: the contract's routes, codes and promises."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from stages import beacon
+from stages.client import AsyncRolloutClient
+from stages.errors import ServiceError, StageError
+from stages.http import RouterLink
+from stages.journal.history import claim, read_events
+from stages.layout import RunLayout
+from stages.ledger.events import Rules
+from stages.ledger.machine import Ledger
+from stages.status import fetch_status, read_status
+from tests.support.routers import HandWorker, make_run, routed
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> RunLayout:
+    return make_run(tmp_path / "run")
+
+
+def index_lines(layout: RunLayout) -> list[dict[str, Any]]:
+    lines = []
+    for path in sorted(layout.index.iterdir()):
+        lines += [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    return lines
+
+
+async def test_a_submission_is_leased_committed_and_published(layout: RunLayout) -> None:
+    async with routed(layout) as link, AsyncRolloutClient(layout.root) as trainer:
+        worker = HandWorker(link, "w-1-a")
+        groups = await trainer.submit([{"task_id": "toy-1"}, {"task_id": "toy-2"}], group_size=2, tag="blue")
+        assert [group["task_id"] for group in groups] == ["toy-1", "toy-2"]
+        assert await worker.through("init") == ["ok"]
+        run = await worker.lease("run")
+        assert len(run) == 4
+        assert run[0]["input"]["payload"] == {"task_id": "toy-1", "question": "1 + 1"}
+        assert run[0]["input"]["layers"] == ["sha256:" + "1" * 64]
+        for lease in run:
+            assert await worker.commit(lease) == "ok"
+        grading = await worker.lease("eval")
+        assert grading[0]["input"]["payload"]["answer"] == 2
+        for lease in grading:
+            assert await worker.commit(lease) == "ok"
+            assert await worker.commit(lease) == "already"
+        lines, after = await trainer.results(wait_s=5, rows=True)
+        while len(lines) < 6:
+            more, after = await trainer.results(after, wait_s=5, rows=True)
+            lines += more
+        assert [line["seq"] for line in lines] == [1, 2, 3, 4, 5, 6]
+        only_groups, upto = await trainer.results(0, tag="blue", wait_s=0)
+        assert [line["type"] for line in only_groups] == ["group", "group"] and upto == 6
+        assert await trainer.results(0, tag="red", wait_s=0) == ([], 6)
+        status = await trainer.status()
+        assert status["rollouts"] == {"accepted": 4, "completed": 4, "failed": 0, "cancelled": 0, "open": 0}
+        assert status["reward"]["mean"] == 1.0
+    assert index_lines(layout) == lines
+    ledger = Ledger()
+    for event in read_events(layout):
+        ledger.apply(event)
+    assert ledger.state.counts.completed == 4
+    assert read_status(layout)["rollouts"] == status["rollouts"]
+
+
+async def test_a_long_poll_for_work_is_answered_when_work_comes(layout: RunLayout) -> None:
+    async with routed(layout) as link, AsyncRolloutClient(layout.root) as trainer:
+        worker = HandWorker(link, "w-1-a")
+        polling = asyncio.create_task(worker.lease("init", wait_s=30))
+        await asyncio.sleep(0)
+        await trainer.submit([{"task_id": "toy-1"}])
+        (lease,) = await asyncio.wait_for(polling, 5)
+        assert lease["stage"] == "init" and lease["input"]["environment"]["image"] == "host"
+        assert "answer" not in lease["input"]["payload"]
+
+
+async def test_a_restarted_router_goes_on_as_the_next_epoch_and_workers_and_trainers_find_it(layout: RunLayout) -> None:
+    async with routed(layout) as link, AsyncRolloutClient(layout.root) as trainer:
+        worker = HandWorker(link, "w-1-a")
+        await trainer.submit([{"task_id": "toy-1"}], group_size=2, idempotency_key="k")
+        await worker.through("init")
+        first, second = await worker.lease("run")
+        await worker.commit(first)
+        old_epoch = link.epoch
+    async with routed(layout) as link, AsyncRolloutClient(layout.root) as trainer:
+        assert link.epoch == old_epoch + 1
+        worker = HandWorker(link, "w-1-a")
+        assert (await worker.heartbeat([second["lease_id"]]))["renewed"] == [second["lease_id"]]
+        assert await worker.commit(second) == "ok"
+        assert await worker.through("eval") == ["ok", "ok"]
+        again = await trainer.submit([{"task_id": "toy-1"}], group_size=2, idempotency_key="k")
+        assert again[0]["group_id"] == first["rollout_id"].rpartition("-")[0]
+        lines, _ = await trainer.results(0, wait_s=5)
+        assert [line["type"] for line in lines] == ["group"]
+    rows = [line for line in index_lines(layout) if line["type"] == "rows"]
+    assert sorted(row["rollout_id"] for row in rows) == sorted([first["rollout_id"], second["rollout_id"]])
+
+
+async def test_a_stale_epoch_is_refused_by_name(layout: RunLayout) -> None:
+    async with routed(layout) as link:
+        body = {"member": "w", "epoch": 99, "stage": "run", "free": 1, "wait_s": 0}
+        with pytest.raises(ServiceError) as caught:
+            await link.call("POST", "/v1/lease", body, answer=bytes)
+        assert (caught.value.status, caught.value.code) == (409, "stale_epoch")
+
+
+async def test_two_routers_of_one_run_are_never_both_there(layout: RunLayout) -> None:
+    async with routed(layout) as link:
+        with pytest.raises((StageError, ExceptionGroup), match="alive"):
+            async with routed(layout):
+                pass
+        await link.call("GET", "/readyz", answer=bytes)
+
+
+async def test_a_dead_members_leases_are_given_to_the_next(layout: RunLayout) -> None:
+    async with routed(layout) as link, AsyncRolloutClient(layout.root) as trainer:
+        worker = HandWorker(link, "w-1-a")
+        await trainer.submit([{"task_id": "toy-1"}])
+        await worker.through("init")
+        (lost,) = await worker.lease("run")
+        assert await link.call("DELETE", "/v1/members/w-1-a", answer=dict[str, int]) == {"freed": 1}
+        (again,) = await HandWorker(link, "w-2-b").lease("run")
+        assert again["attempt"] == lost["attempt"] + 1
+        assert await worker.commit(lost) == "superseded"
+
+
+async def test_leases_run_out_by_the_routers_clock(layout: RunLayout) -> None:
+    async with (
+        routed(layout, rules=Rules(lease_ttl_s=0.6)) as link,
+        AsyncRolloutClient(layout.root) as trainer,
+    ):
+        worker = HandWorker(link, "w-1-a")
+        await trainer.submit([{"task_id": "toy-1"}])
+        await worker.through("init")
+        (lost,) = await worker.lease("run")
+        (again,) = await HandWorker(link, "w-2-b").lease("run", wait_s=10)
+        assert again["rollout_id"] == lost["rollout_id"]
+        assert (await worker.heartbeat([lost["lease_id"]]))["revoked"][0]["lease_id"] == lost["lease_id"]
+
+
+async def test_cancelled_rollouts_are_revoked_at_the_next_heartbeat(layout: RunLayout) -> None:
+    async with routed(layout) as link, AsyncRolloutClient(layout.root) as trainer:
+        worker = HandWorker(link, "w-1-a")
+        (group,) = await trainer.submit([{"task_id": "toy-1"}], group_size=2)
+        await worker.through("init")
+        first, second = await worker.lease("run")
+        await trainer.cancel(rollout_id=first["rollout_id"])
+        beat = await worker.heartbeat([first["lease_id"], second["lease_id"]])
+        assert beat["renewed"] == [second["lease_id"]]
+        assert [revoked["lease_id"] for revoked in beat["revoked"]] == [first["lease_id"]]
+        with pytest.raises(ServiceError) as caught:
+            await trainer.cancel(rollout_id=first["rollout_id"])
+        assert caught.value.status == 409
+        await trainer.cancel(group_id=group["group_id"])
+        lines, _ = await trainer.results(0, wait_s=5)
+        assert lines[0]["closed_by"] == "cancelled"
+        assert (await trainer.rollout(first["rollout_id"]))["state"] == "cancelled"
+        with pytest.raises(ServiceError) as caught:
+            await trainer.trajectory(first["rollout_id"])
+        assert caught.value.status == 404
+
+
+async def test_sessions_are_sticky_balanced_and_end_with_the_attempt(layout: RunLayout) -> None:
+    async with routed(layout) as link, AsyncRolloutClient(layout.root) as trainer:
+        worker = HandWorker(link, "w-1-a")
+        for name in ("a", "b"):
+            body = {"url": f"http://127.0.0.1:9/{name}", "model": "m", "capacity": 8, "id": name}
+            await link.call("POST", "/v1/replicas", body, answer=bytes)
+        await trainer.submit([{"task_id": "toy-1"}], group_size=4)
+        await worker.through("init")
+        leases = await worker.lease("run")
+        seen: dict[str, int] = {}
+        for lease in leases:
+            body = {"rollout_id": lease["rollout_id"], "attempt": 1}
+            first = await link.call("POST", "/v1/sessions", body, answer=dict[str, Any])
+            assert await link.call("POST", "/v1/sessions", body, answer=dict[str, Any]) == first
+            seen[first["replica_id"]] = seen.get(first["replica_id"], 0) + 1
+        assert seen == {"a": 2, "b": 2}
+        await worker.commit(leases[0])
+        fleet = {replica["id"]: replica["sessions"] for replica in (await trainer.status())["fleet"]}
+        assert sum(fleet.values()) == 3
+        with pytest.raises(ServiceError) as caught:
+            await link.call("POST", "/v1/sessions", {"rollout_id": leases[1]["rollout_id"], "attempt": 7}, answer=bytes)
+        assert caught.value.code == "superseded"
+
+
+BAD: list[tuple[str, str, Any, int, str]] = [
+    ("POST", "/v1/rollouts", {"tasks": []}, 400, "tasks"),
+    ("POST", "/v1/rollouts", {"tasks": [{"task_id": "toy-1"}], "group_size": 0}, 400, "group_size"),
+    ("POST", "/v1/rollouts", {"tasks": [{"data": {}}]}, 400, "task_id"),
+    ("POST", "/v1/rollouts", {"tasks": [{"task_id": "nobody"}]}, 400, "tasks[0].task_id"),
+    ("POST", "/v1/rollouts", {"tasks": [{"task_id": "x", "data": {"question": "explode"}}]}, 400, "no such thing"),
+    ("POST", "/v1/rollouts", {"tasks": [{"task_id": "toy-1"}], "grop_size": 2}, 400, "grop_size"),
+    ("POST", "/v1/rollouts", {"tasks": [{"task_id": "toy-1"}], "min_usable": 2}, 400, "min_usable"),
+    ("POST", "/v1/rollouts", {"tasks": [{"task_id": "toy-1"}], "priority": 101}, 400, "priority"),
+    ("POST", "/v1/rollouts", {"tasks": [{"task_id": "toy-1"}], "sampling": {"top_p": 0}}, 400, "top_p"),
+    ("POST", "/v1/rollouts", b"{nonsense", 400, "body"),
+    ("GET", "/v1/rollouts/nobody", None, 404, "nobody"),
+    ("GET", "/v1/groups/nobody", None, 404, "nobody"),
+    ("DELETE", "/v1/rollouts/nobody", None, 404, "nobody"),
+    ("DELETE", "/v1/groups/nobody", None, 404, "nobody"),
+    ("GET", "/v1/trajectories/nobody", None, 404, "nobody"),
+    ("GET", "/v1/results?after=minus", None, 400, "after"),
+    ("GET", "/v1/results?wait_s=nan", None, 400, "wait_s"),
+    ("GET", "/v1/results?limit=0", None, 400, "limit"),
+    ("POST", "/v1/policy", {"version": 0}, 409, "version"),
+    ("POST", "/v1/policy", {"version": "x"}, 400, "version"),
+    ("POST", "/v1/lease", {}, 403, "worker"),
+    ("POST", "/v1/commit", {}, 403, "worker"),
+    ("GET", "/v1/nothing", None, 404, "no route"),
+    ("PATCH", "/v1/rollouts", None, 404, "no route"),
+    ("POST", "/run", {}, 501, "not built"),
+]
+
+
+async def test_every_bad_request_gets_its_code_and_names_what_is_wrong(layout: RunLayout) -> None:
+    async with routed(layout), httpx.AsyncClient() as client:
+        found = beacon.read(layout)
+        assert found is not None
+        token = layout.trainer_token.read_text()
+        for method, path, body, status, says in BAD:
+            content = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+            answer = await client.request(
+                method, found.url + path, content=content,
+                headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+            )  # fmt: skip
+            assert answer.status_code == status, (method, path, body, answer.text)
+            error = answer.json()["error"]
+            assert says in error["message"] and error["code"] and isinstance(error["detail"], dict)
+
+
+async def test_tokens_are_needed_and_have_one_role_each(layout: RunLayout) -> None:
+    async with routed(layout), httpx.AsyncClient() as client:
+        found = beacon.read(layout)
+        assert found is not None
+        worker = layout.worker_token.read_text()
+        for header, status in [({}, 401), ({"Authorization": "Bearer wrong"}, 401),
+                               ({"Authorization": worker}, 401), ({"Authorization": f"Bearer {worker}"}, 403)]:  # fmt: skip
+            assert (await client.get(f"{found.url}/v1/results", headers=header)).status_code == status
+        for path in ("/healthz", "/readyz", "/metrics"):
+            assert (await client.get(found.url + path)).status_code == 200
+    assert all(path.stat().st_mode & 0o077 == 0 for path in [layout.secrets, *layout.secrets.iterdir()])
+
+
+async def test_an_idempotency_key_accepts_one_body_once(layout: RunLayout) -> None:
+    async with routed(layout), AsyncRolloutClient(layout.root) as trainer:
+        first = await trainer.submit([{"task_id": "toy-1"}], idempotency_key="once")
+        assert await trainer.submit([{"task_id": "toy-1"}], idempotency_key="once") == first
+        with pytest.raises(ServiceError) as caught:
+            await trainer.submit([{"task_id": "toy-2"}], idempotency_key="once")
+        assert (caught.value.status, caught.value.code) == (409, "idempotency_conflict")
+        assert (await trainer.status())["rollouts"]["accepted"] == 1
+
+
+async def test_more_than_admission_allows_is_429_with_retry_after(layout: RunLayout) -> None:
+    async with routed(layout, max_open=3), httpx.AsyncClient() as client, AsyncRolloutClient(layout.root) as trainer:
+        await trainer.submit([{"task_id": "toy-1"}], group_size=3)
+        found = beacon.read(layout)
+        assert found is not None
+        answer = await client.post(
+            f"{found.url}/v1/rollouts", json={"tasks": [{"task_id": "toy-2"}]},
+            headers={"Authorization": f"Bearer {layout.trainer_token.read_text()}"},
+        )  # fmt: skip
+        assert answer.status_code == 429 and int(answer.headers["Retry-After"]) >= 1
+
+
+async def test_the_oracle_alone_is_given_private_columns(layout: RunLayout) -> None:
+    async with routed(layout, privileged=True) as link, AsyncRolloutClient(layout.root) as trainer:
+        worker = HandWorker(link, "w-1-a")
+        await trainer.submit([{"task_id": "toy-1"}])
+        (init,) = await worker.lease("init")
+        assert "answer" not in init["input"]["payload"]
+        await worker.commit(init)
+        (run,) = await worker.lease("run")
+        assert run["input"]["payload"]["answer"] == 2
+
+
+async def test_results_that_claim_bytes_must_bring_them(layout: RunLayout) -> None:
+    async with routed(layout) as link, AsyncRolloutClient(layout.root) as trainer:
+        worker = HandWorker(link, "w-1-a")
+        await trainer.submit([{"task_id": "toy-1"}])
+        (init,) = await worker.lease("init")
+        with pytest.raises(ServiceError) as caught:
+            await worker.commit(init, layer=None)
+        assert caught.value.status == 400 and "layer" in str(caught.value)
+        assert await worker.commit(init) == "ok"
+
+
+async def test_status_from_files_equals_status_by_http(layout: RunLayout) -> None:
+    async with routed(layout) as link, AsyncRolloutClient(layout.root) as trainer:
+        await trainer.submit([{"task_id": "toy-1"}], group_size=2)
+        await HandWorker(link, "w-1-a").through("init")
+        live = await trainer.status()
+    files = read_status(layout)
+    for key in ("run_id", "stages", "rollouts", "groups", "init", "seq"):
+        assert files[key] == live[key]
+
+
+async def test_metrics_have_the_contracts_names(layout: RunLayout) -> None:
+    async with routed(layout) as link, AsyncRolloutClient(layout.root) as trainer:
+        await trainer.submit([{"task_id": "toy-1"}])
+        worker = HandWorker(link, "w-1-a")
+        for stage in ("init", "run", "eval"):
+            await worker.through(stage)
+        text = (await link.call("GET", "/metrics", answer=bytes)).decode()
+    assert 'rollmill_rollouts_total{status="completed",class="ok"} 1' in text
+    for name in ("stage_queued", "stage_leased", "tokens_total", "reward", "policy_version", "infra_failure_ratio"):
+        assert f"rollmill_{name}" in text
+
+
+async def test_a_link_without_a_router_says_what_it_looked_for(tmp_path: Path) -> None:
+    layout = make_run(tmp_path / "lonely")
+    async with RouterLink("worker", run_dir=layout.root, patience_s=0.2) as link:
+        with pytest.raises(StageError, match="router"):
+            await link.call("GET", "/healthz", answer=bytes)
+    with pytest.raises(StageError, match="no run directory"):
+        await fetch_status(layout.root)
+
+
+async def test_a_fenced_router_acknowledges_nothing(layout: RunLayout) -> None:
+    """The next epoch is claimed while this router lives: its next acknowledgement must not come."""
+    with pytest.raises(ExceptionGroup):
+        async with routed(layout) as link, AsyncRolloutClient(layout.root, patience_s=1) as trainer:
+            claim(layout, link.epoch + 1, "another")
+            with pytest.raises(StageError):
+                await trainer.submit([{"task_id": "toy-1"}])
