@@ -33,7 +33,7 @@ SETUP_LINE = b'IFS= read -r -d "" -u 9 __rm_c;eval "$__rm_c"\n'
 RUN_LINE = b'__rm_go $? 2>/dev/null;eval "$__rm_c" 8>&- 9<&-\n'
 """Typed for each command; the command sees neither descriptor, and `$?` of the one before.
 
-No reserved word may begin it or PROMPT_COMMAND: after a command with an open quote bash 5.2 takes the next one for a name.
+No reserved word may begin it or PROMPT_COMMAND: after an open quote bash 5.2 takes the next one for a name.
 """
 
 _SETUP = r"""

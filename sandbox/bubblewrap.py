@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from sandbox.bashtext import BASE_ENV, shell_env
-from sandbox.errors import SandboxError, SandboxUnavailable
-from sandbox.ground import Entry
+from sandbox.errors import SandboxError
+from sandbox.ground import Entry, Ground
 from sandbox.hostroot import build_skeleton
 from sandbox.mountplan import MERGED, enter_argv, plan_overlays
 from sandbox.probe import probe_isolation, require_programs
 from sandbox.protocols import SandboxSpec
-from sandbox.pty_sandbox import PtySandbox
-from sandbox.scratch import make_private, remove_tree
-from sandbox.spawn_client import SpawnClient
+from sandbox.pty_backend import PtyBackend
 
 
 class BubblewrapGround:
@@ -81,74 +76,21 @@ class BubblewrapGround:
         return trees
 
 
-class BubblewrapBackend:
-    """See `SandboxBackend`.
-
-    Args:
-        scratch: node-local directory; the backend makes a private one in it, and removes that at its close or death.
-    """
+class BubblewrapBackend(PtyBackend):
+    """See `SandboxBackend`; its workers' private directory holds the host's skeleton (some 20 ms, once a worker)."""
 
     name = "bubblewrap"
-
-    def __init__(self, scratch: Path) -> None:
-        self._scratch = scratch.resolve()
-        self._home: Path | None = None
-        self._spawner = SpawnClient()
-        self._sandboxes: set[PtySandbox] = set()
-        self._made = 0
 
     async def probe(self) -> None:
         """See `SandboxBackend.probe`."""
         require_programs("bwrap", "unshare", "mount", "bash")
-        await probe_isolation(self, self._own_home())
+        await probe_isolation(self, await self._open_home())
 
-    def create(self, spec: SandboxSpec) -> PtySandbox:
-        """See `SandboxBackend.create`."""
-        home = self._own_home()
-        self._made += 1
-        ground = BubblewrapGround(spec, home / f"s{self._made}", home / "skeleton")
-        sandbox = PtySandbox(ground, self._spawner, self._sandboxes.discard)
-        self._sandboxes.add(sandbox)
-        return sandbox
+    def _ground(self, spec: SandboxSpec, home: Path, directory: Path) -> Ground:
+        return BubblewrapGround(spec, directory, home / "skeleton")
 
-    async def close(self) -> None:
-        """See `SandboxBackend.close`."""
-        stops = await asyncio.gather(*(one.stop() for one in list(self._sandboxes)), return_exceptions=True)
-        await self._spawner.close()
-        if self._home is not None:
-            await asyncio.to_thread(remove_tree, self._home)
-            self._home = None
-        for failed in stops:
-            if isinstance(failed, BaseException):
-                raise failed
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    def _own_home(self) -> Path:
-        """The worker's private directory with the skeleton in it; some 20 ms once a worker."""
-        if self._home is None:
-            try:
-                home = make_private(self._scratch, "rollmill-sandbox-")
-            except OSError as error:
-                raise SandboxUnavailable(
-                    f"no directory can be made in {self._scratch}: {error.strerror}; "
-                    "give a writable node-local directory (cluster.scratch)",
-                    boundary="probe",
-                ) from error
-            self._spawner.own(home)
-            try:
-                build_skeleton(home / "skeleton")
-            except (OSError, ValueError) as error:
-                remove_tree(home)
-                raise SandboxUnavailable(f"the host's root cannot be copied: {error}", boundary="probe") from error
-            self._home = home
-        return self._home
+    def _furnish(self, home: Path) -> None:
+        build_skeleton(home / "skeleton")
 
 
 def _real_directory(path: str, what: str) -> Path:

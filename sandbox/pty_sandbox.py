@@ -81,7 +81,11 @@ class PtySandbox:
         await self.start()  # a sandbox that was never used has an empty layer, not none
         self._packs += 1
         target = self._ground.directory / f"layer{self._packs}.tar.zst"
-        return await asyncio.to_thread(pack, self._ground.trees(), target, paths=tuple(paths), exclude=tuple(exclude))
+
+        def work() -> PackedLayer:
+            return pack(self._ground.trees(), target, paths=tuple(paths), exclude=tuple(exclude))
+
+        return await asyncio.to_thread(work)
 
     async def __aenter__(self) -> Self:
         return self

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from sandbox import layers
+from sandbox.layers import unpack
+from sandbox.protocols import PackedLayer
 from stages import sharedfs
 from stages.errors import ShardError
 from stages.layout import StoreLayout
@@ -48,7 +49,7 @@ class LayerStore:
             return None
         return found.digest if sharedfs.exists(self._layout.layer_blob(_hex(found.digest))) else None
 
-    def publish(self, key: str, packed: layers.PackedLayer) -> str:
+    def publish(self, key: str, packed: PackedLayer) -> str:
         """Put a packed layer into the store and name it by the key; returns the digest that the key now has."""
         blob = self._layout.layer_blob(_hex(packed.digest))
         if not sharedfs.exists(blob):
@@ -57,11 +58,11 @@ class LayerStore:
         private = sharedfs.temp_beside(key_path)
         sharedfs.create_exclusive(private, msgspec.json.encode(LayerKey(packed.digest, packed.size_bytes)))
         try:
-            if not sharedfs.link(private, key_path):
-                return self.find(key) or packed.digest
+            won = sharedfs.link(private, key_path)
         finally:
             sharedfs.unlink(private)
-        return packed.digest
+        digest: str = packed.digest
+        return digest if won else self.find(key) or digest
 
     def unpacked(self, digest: str) -> Path:
         """The layer as a node-local directory, unpacked now if no one has before.
@@ -79,7 +80,7 @@ class LayerStore:
                 if not sharedfs.exists(blob):
                     raise ShardError(f"layer {digest} is not in {self._layout.layer_blobs}", digest=digest)
                 with blob.open("rb") as file:
-                    layers.unpack(file, directory, digest=digest)
+                    unpack(file, directory, digest=digest)
         return directory
 
     @contextmanager

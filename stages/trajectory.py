@@ -111,7 +111,8 @@ class ModelIdentity(msgspec.Struct, frozen=True):
 class RunResult(msgspec.Struct, frozen=True):
     """The record of one RUN attempt in a handoff segment: what EVAL needs to grade it and to write its row.
 
-    `workspace` is the packed layer (.tar.zst) of the task's declared paths, or None where the task declares none.
+    `workspace` is the packed layer (.tar.zst) of the task's declared paths with its digest, or None where the agent
+    changed nothing there.
     """
 
     rollout_id: str
@@ -128,6 +129,7 @@ class RunResult(msgspec.Struct, frozen=True):
     llm_s: float
     tool_s: float
     finished_at: float
+    workspace_digest: str | None = None
     workspace: bytes | None = None
 
 

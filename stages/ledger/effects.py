@@ -36,11 +36,4 @@ class Finished(msgspec.Struct, frozen=True):
     segment: str
 
 
-class Notify(msgspec.Struct, frozen=True):
-    """Call back the trainer about a closed group."""
-
-    url: str
-    seq: int
-
-
-Effect = Publish | Failed | Revoke | Finished | Notify
+Effect = Publish | Failed | Revoke | Finished

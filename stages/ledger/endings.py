@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from stages.ledger import outcomes
-from stages.ledger.effects import Failed, Finished, Notify, Publish
+from stages.ledger.effects import Failed, Finished, Publish
 from stages.ledger.events import CommitItem, Committed
 from stages.ledger.outcomes import GIVEN_BACK, OUTCOMES
 from stages.ledger.state import EVAL, INIT, QUEUED, RUN, Closing, EnvironmentState, Group, Lease, Rollout
@@ -290,7 +290,5 @@ def _close(ledger: Ledger, group: Group) -> None:
         rollout_ids=group.rollouts,
     )  # fmt: skip
     ledger.effects.append(Publish(line))
-    if group.callback_url is not None:
-        ledger.effects.append(Notify(group.callback_url, state.seq))
     state.counts.groups_closed += 1
     del state.groups[group.id]

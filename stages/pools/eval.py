@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from sandbox import layers as layer_files
 from sandbox.errors import SandboxError
+from sandbox.layers import unpack
 from sandbox.protocols import SandboxBackend, SandboxSpec
 from stages.errors import RolloutError, VerifierError
 from stages.handoff import wait_record
@@ -116,11 +116,11 @@ class EvalHand:
 
     def _unpack_workspace(self, left: RunResult) -> list[Path]:
         """RUN's workspace as a layer directory of its own, in a fresh node-local place."""
-        if left.workspace is None:
+        if left.workspace is None or left.workspace_digest is None:
             return []
         place = Path(tempfile.mkdtemp(prefix="workspace-", dir=self._scratch))
         directory = place / "layer"
-        layer_files.unpack(io.BytesIO(left.workspace), directory)
+        unpack(io.BytesIO(left.workspace), directory, digest=left.workspace_digest)
         return [directory]
 
     def _row(

@@ -88,7 +88,7 @@ class RunHand:
                 model.llm_s,
                 model.tool_s,
                 time.time(),
-                workspace,
+                *workspace,
             )
         )
         return Result(
@@ -125,14 +125,14 @@ class RunHand:
             return AgentError.failure_class, f"{type(error).__name__}: {error}"
         return OK, ""
 
-    async def _workspace(self, environment: Environment, sandbox: Sandbox) -> bytes | None:
-        """What the agent changed under the task's declared paths, packed; None where nothing was touched."""
+    async def _workspace(self, environment: Environment, sandbox: Sandbox) -> tuple[str | None, bytes | None]:
+        """What the agent changed under the task's declared paths: digest and packed layer; None where nothing."""
         if not environment.workspace:
-            return None
+            return None, None
         packed = await sandbox.pack(paths=environment.workspace)
         if packed.entries == 0:
-            return None
-        return await asyncio.to_thread(Path(packed.path).read_bytes)
+            return None, None
+        return packed.digest, await asyncio.to_thread(Path(packed.path).read_bytes)
 
 
 def _spec(environment: Environment, layers: list[Path]) -> SandboxSpec:

@@ -18,11 +18,12 @@ from stages.journal.payloads import Payloads
 from stages.journal.writer import JournalWriter
 from stages.layout import RunLayout
 from stages.ledger.effects import Effect, Revoke
-from stages.ledger.events import AnyEvent, EpochBegan, Rules, Tick
+from stages.ledger.events import AnyEvent, Committed, EpochBegan, MemberGone, Rules, Tick
 from stages.ledger.machine import Ledger
 from stages.ledger.state import STAGES
 from stages.router.clock import Clock
 from stages.router.publisher import Publisher
+from stages.router.segments import SegmentSweeper
 from stages.router.waiters import Waiters
 
 TICK_S: Final = 0.25
@@ -38,7 +39,9 @@ class Router:
         self.ledger = Ledger()
         self.payloads = Payloads(layout)
         self.publisher = Publisher(layout)
+        self.segments = SegmentSweeper(layout)
         self.waiters = Waiters()
+        self.stopping = False
         self.revoked: dict[str, dict[int, str]] = {}
         self.clock = Clock()
         self.epoch = 0
@@ -57,7 +60,7 @@ class Router:
         """
         router = cls(layout, run_id, rules, node)
         history = await asyncio.to_thread(router._replay)
-        router._journal = JournalWriter(layout, router.epoch, router.payloads, router.publisher.take, router.clock)
+        router._journal = JournalWriter(layout, router.epoch, router.payloads, router._durable, router.clock)
         began = EpochBegan(t=router.clock(), epoch=router.epoch, run_id=run_id, history=history, rules=rules, node=node)
         async with asyncio.TaskGroup() as tasks:
             writing = tasks.create_task(router._journal.run(), name="journal")
@@ -69,9 +72,9 @@ class Router:
                 yield router
             finally:
                 ticking.cancel()
-                router.waiters.wake_all()
                 router._journal.close()
                 await asyncio.wait([writing])
+                await asyncio.to_thread(router.segments.delete, router.segments.all_due(router.ledger.state))
                 router.publisher.close()
                 await asyncio.wait([publishing])
                 router.publisher.close_files()
@@ -85,7 +88,7 @@ class Router:
         replay = Replay(self.layout)
         for event in replay.events():
             _, effects = self.ledger.apply(event)
-            self.publisher.take(effects)
+            self._durable(effects)
         self.clock = Clock(self.ledger.state.now)
         return replay.history
 
@@ -115,7 +118,22 @@ class Router:
         reply, effects = self.ledger.apply(event)
         self._take_revocations(effects)
         self._wake_leases()
+        if isinstance(event, Committed):
+            self.segments.committed(event)
+        elif isinstance(event, MemberGone):
+            self.segments.gone(event.member)
         return self.journal.put(event, reply, effects)
+
+    def _durable(self, effects: list[Effect]) -> None:
+        """What follows from events once nothing can undo them."""
+        self.publisher.take(effects)
+        self.segments.take(effects)
+
+    def stop(self) -> None:
+        """Answer long polls now: the router is about to leave."""
+        self.stopping = True
+        self.waiters.wake_all()
+        self.publisher.wake_all()
 
     def _take_revocations(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -140,3 +158,5 @@ class Router:
             t = self.clock()
             if (gap_s or self.ledger.due(t)) and self.journal.stalled_since is None:
                 await self.submit(Tick(t=t, gap_s=gap_s))
+            if unneeded := self.segments.due(self.ledger.state):
+                await asyncio.to_thread(self.segments.delete, unneeded)

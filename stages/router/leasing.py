@@ -72,7 +72,7 @@ class Leasing:
                 leases = [await self._describe(lease) for lease in granted]
                 return LeasesOut(self._router.epoch, [lease for lease in leases if lease is not None])
             left_s = until - time.monotonic()
-            if left_s <= 0 or not await self._router.waiters.wait(request.stage, left_s):
+            if left_s <= 0 or self._router.stopping or not await self._router.waiters.wait(request.stage, left_s):
                 return LeasesOut(self._router.epoch, [])
 
     async def _describe(self, lease: Lease) -> LeaseOut | None:

@@ -123,6 +123,10 @@ class Publisher:
             return False
         return True
 
+    def wake_all(self) -> None:
+        """Let every long poll look again."""
+        self._changed.set()
+
     def close(self) -> None:
         """Let `run` publish what waits and return; then close the files with `close_files`."""
         self._closed = True

@@ -86,7 +86,7 @@ class Replicas:
             if session is not None:
                 return self._answer(session)
             left_s = until - time.monotonic()
-            if left_s <= 0 or not await self._router.waiters.wait("replica", left_s):
+            if left_s <= 0 or self._router.stopping or not await self._router.waiters.wait("replica", left_s):
                 raise ServiceError(503, "no_replica", "no replica of the fleet is ready; ask again", retry_after_s=1)
 
     def _answer(self, session: Session) -> SessionOut:

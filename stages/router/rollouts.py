@@ -158,7 +158,7 @@ class Rollouts:
                 if (rows or line["type"] == "group") and tag in {None, line["tag"]}:
                     found.append(publisher.lines[after - 1])
             left_s = until - loop.time()
-            if found or left_s <= 0 or not await publisher.wait_for_more(after, left_s):
+            if found or left_s <= 0 or self._router.stopping or not await publisher.wait_for_more(after, left_s):
                 return found, after
 
     async def trajectory(self, rollout_id: str) -> dict[str, Any]:

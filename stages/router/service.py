@@ -87,6 +87,7 @@ async def serve(layout: RunLayout, served: ServedTask, options: RouterOptions, s
                     tasks.create_task(_obey(layout, router), name="control"),
                 ]
                 await stop.wait()
+                router.stop()
                 for task in (*background, serving):
                     task.cancel()
         last = msgspec.structs.replace(found, beat=found.beat + 1, ended=True)

@@ -24,8 +24,10 @@ class Rule:
 
 @dataclass
 class FaultyFs(FileSystem):
-    """The real filesystem with rules; `counts` and `log` have the calls by name; `gate` holds back every fsync while cleared
-    and `waiting` says that one is held."""
+    """The real filesystem with rules. `counts` and `log` have the calls by name.
+
+    `gate` holds back every fsync while it is cleared, and `waiting` says that one is held.
+    """
 
     rules: list[Rule] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)

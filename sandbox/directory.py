@@ -1,0 +1,83 @@
+"""A plain directory as a sandbox's ground: no isolation at all, the same files and layers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from sandbox.bashtext import BASE_ENV, SHELL_ARGV, shell_env
+from sandbox.errors import LayerError, SandboxError
+from sandbox.flatten import changes, flatten
+from sandbox.ground import Entry
+from sandbox.protocols import SandboxSpec
+
+TOKEN_NAME = "ROLLMILL_SANDBOX"  # noqa: S105 - a variable that marks processes, no secret
+
+
+class DirectoryGround:
+    """One sandbox's directory; its root is `root/` in it, and the shell works inside by its real path.
+
+    Args:
+        spec: what was asked for; an image directory is not copied, so only "host" is taken.
+        directory: its own, not made yet.
+    """
+
+    def __init__(self, spec: SandboxSpec, directory: Path) -> None:
+        self._spec, self._directory = spec, directory
+        self._stages = 0
+
+    @property
+    def directory(self) -> Path:
+        """See `Ground.directory`."""
+        return self._directory
+
+    @property
+    def spec(self) -> SandboxSpec:
+        """See `Ground.spec`."""
+        return self._spec
+
+    @property
+    def token(self) -> str:
+        """See `Ground.token`."""
+        return f"{TOKEN_NAME}={self._directory}"
+
+    def workspace(self) -> tuple[str, ...]:
+        """The workspace directories by their real paths on this machine."""
+        root = self._directory / "root"
+        return tuple(str(root / path.lstrip("/")) for path in self._spec.workspace) or (str(root),)
+
+    def prepare(self) -> Entry:
+        """Make the directory and copy the layers into it."""
+        if self._spec.image != "host":
+            raise SandboxError(
+                f"image {self._spec.image!r} needs isolation: sandbox=none knows the host alone", boundary="start"
+            )
+        self._directory.mkdir(mode=0o700)
+        root = self._directory / "root"
+        root.mkdir()
+        root.chmod(0o755)
+        try:
+            flatten([Path(layer) for layer in self._spec.layers], root)
+        except OSError as error:
+            raise SandboxError(f"the layers cannot be copied to {root}: {error}", boundary="start") from error
+        for path in (*self.workspace(), str(root / "tmp")):
+            Path(path).mkdir(parents=True, exist_ok=True)
+        env = {**shell_env(self._spec.env), "HOME": str(root), TOKEN_NAME: str(self._directory)}
+        env["PATH"] = self._spec.env.get("PATH", os.environ.get("PATH", BASE_ENV["PATH"]))
+        return Entry(("bash", *SHELL_ARGV), env, str(root))
+
+    def root(self, pid: int) -> Path:
+        """See `Ground.root`."""
+        del pid
+        return self._directory / "root"
+
+    def trees(self) -> Mapping[bytes, Path]:
+        """A copy of the root with the layers' deletions marked."""
+        self._stages += 1
+        stage = self._directory / f"stage{self._stages}"
+        try:
+            changes([Path(layer) for layer in self._spec.layers], self._directory / "root", stage)
+        except OSError as error:
+            raise LayerError(f"the changes cannot be read: {error}", boundary="layers") from error
+        return {b"": stage}

@@ -1,0 +1,147 @@
+"""A sandbox without processes for tests of others: commands answer from a script, files and layers are real."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from sandbox.directory import DirectoryGround
+from sandbox.errors import SandboxError
+from sandbox.files import ConfinedFiles
+from sandbox.layers import pack
+from sandbox.protocols import CommandResult, PackedLayer, SandboxSpec
+from sandbox.pty_sandbox import NoPython
+from sandbox.scratch import make_private, remove_tree
+
+Answer = str | CommandResult
+Script = Mapping[str, Answer] | Callable[[str], Answer]
+"""What each command answers: its output (exit code 0) or a whole result."""
+
+
+class ScriptedShell:
+    """Answers from the script and keeps the commands it was given; one that the script lacks exits with 127."""
+
+    def __init__(self, script: Script, start: Callable[[], object], cwd: str) -> None:
+        self._script, self._start, self._cwd = script, start, cwd
+        self.commands: list[str] = []
+
+    async def run(self, command: str, timeout_s: float = 30.0) -> CommandResult:
+        """See `Shell.run`; takes no time."""
+        del timeout_s
+        self._start()
+        self.commands.append(command)
+        answer = self._script(command) if callable(self._script) else self._script.get(command)
+        if isinstance(answer, CommandResult):
+            return answer
+        if answer is None:
+            return CommandResult(127, f"fake: the script has no answer to {command!r}\n", self._cwd, 0.0)
+        return CommandResult(0, answer, self._cwd, 0.0)
+
+
+class FakeSandbox:
+    """See `Sandbox`."""
+
+    def __init__(self, ground: DirectoryGround, script: Script) -> None:
+        self._ground = ground
+        self._started = self._stopped = False
+        self._packs = 0
+        workspace = ground.spec.workspace
+        self._shell = ScriptedShell(script, self._begin, workspace[0] if workspace else "/")
+        self._files = ConfinedFiles(self._root, ground.spec.limits.file_bytes)
+        self._python = NoPython()
+
+    @property
+    def shell(self) -> ScriptedShell:
+        """See `Sandbox.shell`."""
+        return self._shell
+
+    @property
+    def files(self) -> ConfinedFiles:
+        """See `Sandbox.files`."""
+        return self._files
+
+    @property
+    def python(self) -> NoPython:
+        """See `Sandbox.python`."""
+        return self._python
+
+    async def start(self) -> None:
+        """See `Sandbox.start`."""
+        self._begin()
+
+    async def stop(self) -> None:
+        """See `Sandbox.stop`."""
+        self._stopped = True
+        await asyncio.to_thread(remove_tree, self._ground.directory)
+
+    async def pack(self, *, paths: Sequence[str] = ("/",), exclude: Sequence[str] = ()) -> PackedLayer:
+        """See `Sandbox.pack`."""
+        self._begin()
+        self._packs += 1
+        target = self._ground.directory / f"layer{self._packs}.tar.zst"
+        return await asyncio.to_thread(pack, self._ground.trees(), target, paths=paths, exclude=exclude)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def _begin(self) -> None:
+        if self._stopped:
+            raise SandboxError("the sandbox has stopped; create another", boundary="start")
+        if not self._started:
+            self._ground.prepare()
+            self._started = True
+
+    async def _root(self) -> Path:
+        self._begin()
+        return self._ground.root(0)
+
+
+class FakeBackend:
+    """See `SandboxBackend`.
+
+    Args:
+        scratch: where the files lie.
+        script: what commands answer.
+        broken: an error that `probe` raises, where one is wanted.
+    """
+
+    name = "fake"
+
+    def __init__(self, scratch: Path, script: Script | None = None, broken: SandboxError | None = None) -> None:
+        self._home = make_private(scratch, "rollmill-fake-")
+        self._script: Script = {} if script is None else script
+        self._broken = broken
+        self.sandboxes: list[FakeSandbox] = []
+
+    async def probe(self) -> None:
+        """See `SandboxBackend.probe`."""
+        if self._broken is not None:
+            raise self._broken
+
+    def create(self, spec: SandboxSpec) -> FakeSandbox:
+        """See `SandboxBackend.create`."""
+        directory = self._home / f"s{len(self.sandboxes) + 1}"
+        self.sandboxes.append(FakeSandbox(DirectoryGround(spec, directory), self._script))
+        return self.sandboxes[-1]
+
+    async def close(self) -> None:
+        """See `SandboxBackend.close`."""
+        for sandbox in self.sandboxes:
+            await sandbox.stop()
+        await asyncio.to_thread(remove_tree, self._home)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

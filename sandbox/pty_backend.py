@@ -1,0 +1,99 @@
+"""What backends of pty sandboxes share: one spawner, one private directory, and the end of both."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from sandbox.errors import SandboxUnavailable
+from sandbox.ground import Ground
+from sandbox.protocols import SandboxSpec
+from sandbox.pty_sandbox import PtySandbox
+from sandbox.scratch import make_private, remove_tree
+from sandbox.spawn_client import SpawnClient
+
+
+class PtyBackend(ABC):
+    """A worker's sandboxes of one kind.
+
+    Args:
+        scratch: node-local directory; the backend makes a private one in it at first use, and removes that at its
+            close, or the spawner does when the worker dies.
+    """
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch.absolute()
+        self._home: Path | None = None
+        self._spawner = SpawnClient()
+        self._sandboxes: set[PtySandbox] = set()
+        self._made = 0
+
+    def create(self, spec: SandboxSpec) -> PtySandbox:
+        """See `SandboxBackend.create`."""
+        home = self._own_home()
+        self._made += 1
+        sandbox = PtySandbox(self._ground(spec, home, home / f"s{self._made}"), self._spawner, self._sandboxes.discard)
+        self._sandboxes.add(sandbox)
+        return sandbox
+
+    async def close(self) -> None:
+        """See `SandboxBackend.close`."""
+        stops = await asyncio.gather(*(one.stop() for one in list(self._sandboxes)), return_exceptions=True)
+        await self._spawner.close()
+        if self._home is not None:
+            await asyncio.to_thread(remove_tree, self._home)
+            self._home = None
+        for failed in stops:
+            if isinstance(failed, BaseException):
+                raise failed
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @abstractmethod
+    def _ground(self, spec: SandboxSpec, home: Path, directory: Path) -> Ground:
+        """The place of one sandbox."""
+
+    @abstractmethod
+    def _furnish(self, home: Path) -> None:
+        """Make what all sandboxes of the worker share in its new private directory."""
+
+    def _own_home(self) -> Path:
+        if self._home is None:
+            self._adopt(self._make_home())
+        assert self._home is not None
+        return self._home
+
+    async def _open_home(self) -> Path:
+        """The private directory, made in a thread where it is not there yet."""
+        if self._home is None:
+            self._adopt(await asyncio.to_thread(self._make_home))
+        return self._own_home()
+
+    def _adopt(self, home: Path) -> None:
+        self._home = home
+        self._spawner.own(home)
+
+    def _make_home(self) -> Path:
+        try:
+            home = make_private(self._scratch, "rollmill-sandbox-")
+        except OSError as error:
+            raise SandboxUnavailable(
+                f"no directory can be made in {self._scratch}: {error.strerror}; "
+                "give a writable node-local directory (cluster.scratch)",
+                boundary="probe",
+            ) from error
+        try:
+            self._furnish(home)
+        except (OSError, ValueError) as error:
+            remove_tree(home)
+            raise SandboxUnavailable(f"what sandboxes share cannot be made: {error}", boundary="probe") from error
+        return home
