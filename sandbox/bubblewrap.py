@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from sandbox.bashtext import BASE_ENV, shell_env
@@ -15,6 +16,8 @@ from sandbox.mountplan import MERGED, enter_argv, plan_overlays
 from sandbox.probe import probe_isolation, require_programs
 from sandbox.protocols import SandboxSpec
 from sandbox.pty_backend import PtyBackend
+
+MOUNT_POINTS = ("usr", "proc", "dev")
 
 
 class BubblewrapGround:
@@ -102,7 +105,13 @@ def _real_directory(path: str, what: str) -> Path:
 
 
 def _holds_usr(layer: Path) -> bool:
-    try:
-        return stat.S_ISDIR((layer / "usr").lstat().st_mode)
-    except OSError:
-        return False
+    """Whether a layer changes /usr.
+
+    Raises:
+        SandboxError: a mount point is something other than a directory in it, which no sandbox can have made.
+    """
+    for name in MOUNT_POINTS:
+        with suppress(FileNotFoundError):
+            if not stat.S_ISDIR((layer / name).lstat().st_mode):
+                raise SandboxError(f"/{name} is no directory in layer {layer}", boundary="start", path=str(layer))
+    return (layer / "usr").is_dir()

@@ -67,7 +67,7 @@ def open_parent(root: int, path: str) -> tuple[int, str]:
         OSError: a part of the way is no directory or may not be written; EINVAL where there is no last name.
     """
     parts = [part for part in path.split("/") if part not in ("", ".")]
-    if not parts or parts[-1] == "..":
+    if not parts or parts[-1] == ".." or "\0" in path:
         raise OSError(errno.EINVAL, "it names no file", path)
     way = "/"
     directory = open_in_root(root, way, os.O_PATH | os.O_DIRECTORY)

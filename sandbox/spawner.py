@@ -174,6 +174,8 @@ class Spawner:
                 return
             if pid in self._started:
                 self._statuses[pid] = os.waitstatus_to_exitcode(status)
+                # Its children are ours by now, but for those that it had reaped itself.
+                self._started[pid] &= set(children_of(os.getpid()))
             for waiting in self._started.values():
                 waiting.discard(pid)
             for ended in [p for p, left in self._started.items() if p in self._statuses and not left]:

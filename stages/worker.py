@@ -32,6 +32,7 @@ from stages.wire import (
 
 POLL_S: Final = 20.0
 COMMIT_BATCH: Final = 256
+FLUSH_S: Final = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -103,10 +104,18 @@ class Worker:
                 task.cancel()
             if self._tasks:
                 await asyncio.wait(set(self._tasks.values()))
-            await self._results.join()
+            await self._flush()
         finally:
             for task in (heartbeat, committing, leasing, *self._tasks.values()):
                 task.cancel()
+
+    async def _flush(self) -> None:
+        """Let the last results be acknowledged; where no router takes them, their rollouts run again elsewhere."""
+        try:
+            async with asyncio.timeout(FLUSH_S):
+                await self._results.join()
+        except TimeoutError:
+            log.warning("%s: %d results were not taken by any router", self._stage, len(self._unacknowledged))
 
     async def _until_drained(self, loops: set[asyncio.Task[None]]) -> None:
         """Wait for the drain; a loop that ends before it has failed, and the worker with it."""

@@ -1,0 +1,60 @@
+"""Stages do not hold each other up, and one broken rollout breaks nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stages.journal.history import read_events
+from stages.layout import RunLayout
+from stages.ledger.events import Committed
+from tests.support import runs
+
+OWN = "task._target_=tests.support.tasks"
+
+
+def test_a_slow_eval_leaves_run_no_idle_slot(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    result = runs.run(run_dir, f"{OWN}.SlowGrading", "task.limit=32", "+task.options.slow_s=20.0", "pools.run.slots=16")
+    assert result.returncode == 0, result.stderr
+    runs.exactly_once(run_dir, 128)
+    idle = runs.idle_slots(run_dir, "run", 16)
+    # What is left is the time that a free slot's question is on its way.
+    assert idle.idle_s <= 0.1 * idle.offered_s, idle
+    commits = [event for event in read_events(RunLayout(run_dir)) if isinstance(event, Committed)]
+    last_run = max(event.t for event in commits if event.member.startswith("run-"))
+    last_eval = max(event.t for event in commits if event.member.startswith("eval-"))
+    assert last_eval - last_run > 15, "grading was to be the slow part"
+
+
+@pytest.mark.parametrize(
+    ("where", "status", "failure_class"),
+    [("prepare", "failed", "infrastructure"), ("prompt", "completed", "agent"), ("verify", "failed", "verifier")],
+)
+def test_an_exception_in_one_of_64_rollouts_is_recorded_and_the_others_finish(
+    tmp_path: Path, where: str, status: str, failure_class: str
+) -> None:
+    run_dir = tmp_path / "run"
+    result = runs.run(run_dir, f"{OWN}.Breaking", "task.limit=64", "group_size=1", f"+task.options.where={where}")
+    assert result.returncode == 0, result.stderr
+    runs.exactly_once(run_dir, 64)
+    (odd,) = [row for row in runs.rows(run_dir) if row["failure_class"] is not None]
+    assert (odd["task_id"], odd["status"], odd["failure_class"]) == ("arith-0-3", status, failure_class)
+    failures = [json.loads(line) for line in (run_dir / "failures.jsonl").read_text().splitlines()]
+    if status == "failed":
+        assert odd["reward"] is None and odd["mask_sample"] is True and odd["shard"] is None
+        assert [(f["class"], "broken on purpose" in f["message"], f["attempts"]) for f in failures] == [
+            (failure_class, True, 3)
+        ]
+    else:
+        assert odd["reward"] == 0.0 and failures == []
+
+
+@pytest.mark.parametrize(("agent", "reward"), [("oracle", 1.0), ("nop", 0.0)])
+def test_the_verifier_is_proven_from_both_sides(tmp_path: Path, agent: str, reward: float) -> None:
+    run_dir = tmp_path / "run"
+    result = runs.run(run_dir, f"agent={agent}", "task.limit=16", "group_size=1")
+    assert result.returncode == 0, result.stderr
+    assert [row["reward"] for row in runs.rows(run_dir)] == [reward] * 16

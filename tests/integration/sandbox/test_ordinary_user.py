@@ -1,0 +1,99 @@
+"""The same suite once more as an ordinary user, and equal digests from root and from that user."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandbox.protocols import SandboxSpec
+from tests.integration.sandbox.grounds import backend_named
+from tests.integration.sandbox.test_layer_chain import FIRST
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+UID = 54321
+"""A number that needs no entry in /etc/passwd."""
+SUITE = ("test_contract.py", "test_files.py", "test_isolation.py", "test_layer_chain.py", "test_worker_death.py")
+NEEDED = ("msgspec", "zstandard", "ptyprocess", "pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments")
+
+_DIGEST = """
+import asyncio, sys
+from tests.integration.sandbox.test_ordinary_user import digest
+print(asyncio.run(digest(sys.argv[1])))
+"""
+
+
+async def digest(scratch: str) -> str:
+    """The digest of fixed work in a sandbox."""
+    async with backend_named("bubblewrap", Path(scratch)) as backend, backend.create(SandboxSpec()) as sandbox:
+        await sandbox.shell.run(FIRST + "rm -f /etc/inputrc; mkdir -p /var/cache/x; chmod 700 /var/cache/x")
+        return (await sandbox.pack()).digest
+
+
+def readable_python() -> str:
+    """An interpreter of our version that any user may run."""
+    for candidate in (Path(sys.executable).resolve(), Path(f"/usr/bin/python3.{sys.version_info.minor}")):
+        if all(parent.stat().st_mode & 0o001 for parent in candidate.parents) and candidate.exists():
+            return str(candidate)
+    raise AssertionError(f"no python3.{sys.version_info.minor} that an ordinary user may run: apt-get install python3")
+
+
+@pytest.fixture(scope="module")
+def copy() -> Iterator[Path]:
+    """The sandbox's code, these tests and what they import, where that user may read them."""
+    home = Path(f"/var/tmp/rollmill-test-{os.getpid()}")
+    home.mkdir(mode=0o755)
+    try:
+        home.chmod(0o755)
+        shutil.copytree(REPOSITORY / "sandbox", home / "code/sandbox")
+        shutil.copytree(REPOSITORY / "tests/integration/sandbox", home / "code/tests/integration/sandbox")
+        for package in ("tests", "tests/integration"):
+            (home / "code" / package / "__init__.py").touch()
+        third_party = Path(pytest.__file__).parent.parent
+        for package in NEEDED:
+            if (third_party / package).is_dir():
+                shutil.copytree(third_party / package, home / "site" / package)
+        subprocess.run(["chmod", "-R", "a+rX", str(home)], check=True)
+        (home / "work").mkdir()
+        os.chown(home / "work", UID, UID)
+        yield home
+    finally:
+        shutil.rmtree(home)
+
+
+def as_user(home: Path, *arguments: str, timeout_s: float = 170.0) -> subprocess.CompletedProcess[str]:
+    environment = {
+        "PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "PYTHONPATH": f"{home}/code:{home}/site", "HOME": f"{home}/work",
+        "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": f"{home}/work",
+    }  # fmt: skip
+    return subprocess.run(
+        [readable_python(), *arguments], user=UID, group=UID, extra_groups=[], env=environment, cwd=home / "code",
+        capture_output=True, text=True, timeout=timeout_s, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("file", SUITE)
+def test_the_suite_passes_as_an_ordinary_user(copy: Path, file: str) -> None:
+    if os.getuid() != 0:
+        return  # this whole session runs as an ordinary user
+    options = ("-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(copy / "code"))
+    done = as_user(copy, "-m", "pytest", *options, f"tests/integration/sandbox/{file}")
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed and int(passed[1]) >= 4 and "skipped" not in done.stdout
+
+
+def test_root_and_an_ordinary_user_pack_the_same_digest(copy: Path, tmp_path: Path) -> None:
+    if os.getuid() != 0:
+        return
+    done = as_user(copy, "-c", _DIGEST, f"{copy}/work/scratch")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == asyncio.run(digest(str(tmp_path)))
