@@ -11,11 +11,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandbox.choose import choose
-
 from conf.load import load_config
 from conf.schema import Config
 from launch import wiring
+from sandbox.choose import choose
 from sandbox.protocols import SandboxBackend
 from stages import manifest
 from stages.engine_client import EngineClient

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from sandbox.choose import choose
 
 from conf.load import digest, dump_config
 from conf.schema import Config
@@ -20,6 +19,7 @@ from launch import wiring
 from launch.errors import Exit, LaunchError
 from launch.progress import Progress, print_summary
 from launch.supervisor import Supervisor
+from sandbox.choose import choose
 from stages import control, manifest, sharedfs
 from stages.chat import ChatTokenizer
 from stages.client import AsyncRolloutClient

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
-from sandbox.protocols import Sandbox
 
+from sandbox.protocols import Sandbox
 from stages.trajectory import Message, Trajectory
 
 Row = Mapping[str, Any]

@@ -21,7 +21,6 @@ def run(name: str, args: Sequence[str]) -> int:
     parser.add_argument("--tag", help="only the rows of this tag")
     chosen = parser.parse_args(args)
     from workflows.errors import ExportError
-
     from workflows.export.export import check_format, export
 
     try:

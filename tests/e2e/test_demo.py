@@ -14,6 +14,9 @@ import pytest
 
 from stages.engine.qwen3 import Qwen3
 from stages.engine.sampling import SamplingParams, token_logprobs
+from stages.journal.history import read_events
+from stages.layout import RunLayout
+from stages.ledger.events import GroupSpec, Submitted
 from stages.shards import ShardReader
 from tests.support import runs
 
@@ -69,12 +72,14 @@ def test_nothing_is_left_behind(demo: Demo) -> None:
     assert runs.members(demo.run_dir) == []
     assert list((demo.run_dir / "handoff").iterdir()) == []
     assert json.loads((demo.run_dir / "router.json").read_text())["ended"] is True
-    assert not [path for path in demo.run_dir.rglob("*.tmp")]
+    assert not list(demo.run_dir.rglob("*.tmp"))
 
 
 def test_replaying_the_journal_gives_the_live_state(demo: Demo) -> None:
     ledger, summary = runs.replayed(demo.run_dir), runs.summary(demo.run_dir)
-    assert ledger.state.run_id == summary["run_id"] == json.loads((demo.run_dir / "manifest.json").read_text())["run_id"]
+    assert (
+        ledger.state.run_id == summary["run_id"] == json.loads((demo.run_dir / "manifest.json").read_text())["run_id"]
+    )
     assert ledger.state.seq == summary["seq"] == len(runs.index(demo.run_dir))
     assert ledger.state.counts.reward_sum / ledger.state.counts.reward_n == summary["reward"]["mean"]
     assert ledger.state.counts.completed == summary["rollouts"]["completed"]
@@ -88,12 +93,11 @@ def test_init_ran_once_an_environment_whatever_the_group_size(demo: Demo) -> Non
     assert ledger.state.counts.init_cached == 0
 
 
-def _submitted(run_dir: Path) -> list[object]:
-    from stages.journal.history import read_events
-    from stages.layout import RunLayout
-    from stages.ledger.events import Submitted
+def _submitted(run_dir: Path) -> list[GroupSpec]:
 
-    return [group for event in read_events(RunLayout(run_dir)) if isinstance(event, Submitted) for group in event.groups]
+    return [
+        group for event in read_events(RunLayout(run_dir)) if isinstance(event, Submitted) for group in event.groups
+    ]
 
 
 def test_a_second_run_starts_from_the_cached_layers(demo: Demo) -> None:
@@ -136,7 +140,9 @@ def test_each_prompt_was_the_stream_so_far_by_the_log_probs_that_the_checkpoint_
 
 def test_log_probs_are_those_of_the_distribution_sampled_from(demo: Demo) -> None:
     run_dir = demo.run_dir.parent / "sharper"
-    result = runs.run(run_dir, "sampling.temperature=0.7", "sampling.top_p=0.9", "task.limit=24", "fleet.model=tiny-half")
+    result = runs.run(
+        run_dir, "sampling.temperature=0.7", "sampling.top_p=0.9", "task.limit=24", "fleet.model=tiny-half"
+    )
     assert result.returncode == 0, result.stderr
     assert _largest_gap(run_dir, SamplingParams(temperature=0.7, top_p=0.9), "tiny-half") <= 1e-4
     rewards = [row["reward"] for row in runs.rows(run_dir)]

@@ -241,8 +241,13 @@ async def test_tokens_are_needed_and_have_one_role_each(layout: RunLayout) -> No
         found = beacon.read(layout)
         assert found is not None
         worker = layout.worker_token.read_text()
-        for header, status in [({}, 401), ({"Authorization": "Bearer wrong"}, 401),
-                               ({"Authorization": worker}, 401), ({"Authorization": f"Bearer {worker}"}, 403)]:  # fmt: skip
+        headers: list[tuple[dict[str, str], int]] = [
+            ({}, 401),
+            ({"Authorization": "Bearer wrong"}, 401),
+            ({"Authorization": worker}, 401),
+            ({"Authorization": f"Bearer {worker}"}, 403),
+        ]
+        for header, status in headers:
             assert (await client.get(f"{found.url}/v1/results", headers=header)).status_code == status
         for path in ("/healthz", "/readyz", "/metrics"):
             assert (await client.get(found.url + path)).status_code == 200

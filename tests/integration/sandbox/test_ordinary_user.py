@@ -60,6 +60,7 @@ def copy() -> Iterator[Path]:
         for package in NEEDED:
             if (third_party / package).is_dir():
                 shutil.copytree(third_party / package, home / "site" / package)
+        shutil.copy(third_party / "py.py", home / "site/py.py")
         subprocess.run(["chmod", "-R", "a+rX", str(home)], check=True)
         (home / "work").mkdir()
         os.chown(home / "work", UID, UID)
