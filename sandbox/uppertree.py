@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,11 +45,8 @@ class UpperWalk:
             LayerError: the tree is too deep, or something in it cannot be read.
         """
         try:
-            root = _open_directory(self.trees[b""])
-            try:
+            with _directory(self.trees[b""]) as root:
                 yield from self._directory(root, (), opaque_above=False)
-            finally:
-                os.close(root)
         except OSError as error:
             raise LayerError(
                 f"the changes cannot be read: {error.strerror} at {error.filename!r}", boundary="layers"
@@ -81,16 +78,13 @@ class UpperWalk:
 
     def _mounted(self, tree: Path, here: tuple[bytes, ...]) -> Iterator[tuple[Entry, int]]:
         """What another overlay, mounted in the root, holds; nothing where nothing changed there."""
-        inner = _open_directory(tree)
-        try:
+        with _directory(tree) as inner:
             first = True
             for entry in self._directory(inner, here, opaque_above=False):
                 if first:
                     yield Entry(b"/".join(here), "directory", _PLAIN_MODE), -1
                     first = False
                 yield entry
-        finally:
-            os.close(inner)
 
     def _way(self, directory: int, here: tuple[bytes, ...], opaque_above: bool) -> Iterator[tuple[Entry, int]]:
         """A directory above a declared path: only what leads there; without it the declared path is gone."""
@@ -101,25 +95,19 @@ class UpperWalk:
             for part in self.selection.next_parts(here):
                 yield _whiteout((*here, part)), -1
             return
-        inner = _open_directory(name, directory)
-        try:
+        with _directory(name, directory) as inner:
             yield Entry(path, "directory", _mode(status)), -1
             yield from self._directory(inner, here, opaque_above or _is_opaque(inner))
-        finally:
-            os.close(inner)
 
     def _taken(self, directory: int, here: tuple[bytes, ...], opaque: bool) -> Iterator[tuple[Entry, int]]:
         name, path = here[-1], b"/".join(here)
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode):
-            inner = _open_directory(name, directory)
-            try:
+            with _directory(name, directory) as inner:
                 yield Entry(path, "directory", _mode(status)), -1
                 if opaque or _is_opaque(inner):
                     yield Entry(path + b"/" + OPAQUE, "file"), -1
                 yield from self._directory(inner, here, opaque_above=False)
-            finally:
-                os.close(inner)
         elif stat.S_ISREG(status.st_mode):
             yield from self._file(directory, name, path, status)
         elif stat.S_ISLNK(status.st_mode):
@@ -135,11 +123,8 @@ class UpperWalk:
             if first != path:
                 yield Entry(path, "hardlink", _mode(status), 0, first), -1
                 return
-        content = _open_readable(name, os.O_RDONLY, 0o400, directory)
-        try:
+        with _readable(name, os.O_RDONLY, 0o400, directory) as content:
             yield Entry(path, "file", _mode(status), os.fstat(content).st_size), content
-        finally:
-            os.close(content)
 
 
 def _whiteout(here: tuple[bytes, ...]) -> Entry:
@@ -156,23 +141,26 @@ def _is_opaque(directory: int) -> bool:
     return False
 
 
-def _open_directory(name: bytes | Path, within: int | None = None) -> int:
-    return _open_readable(name, os.O_RDONLY | os.O_DIRECTORY, 0o500, within)
+def _directory(name: bytes | Path, within: int | None = None) -> AbstractContextManager[int]:
+    return _readable(name, os.O_RDONLY | os.O_DIRECTORY, 0o500, within)
 
 
-def _open_readable(name: bytes | Path, flags: int, needed: int, within: int | None) -> int:
-    """Open without following; the owner's own missing permission is given for the moment of opening and taken back."""
+@contextmanager
+def _readable(name: bytes | Path, flags: int, needed: int, within: int | None) -> Iterator[int]:
+    """Open without following a link; a permission that the owner himself lacks is given for the while and taken back."""
+    handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=within)
+    way = f"/proc/self/fd/{handle}"
+    mode = stat.S_IMODE(os.fstat(handle).st_mode)
+    lacking = mode & needed != needed
     try:
-        return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=within)
-    except PermissionError:
-        handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=within)
-    try:
-        way = f"/proc/self/fd/{handle}"
-        mode = stat.S_IMODE(os.fstat(handle).st_mode)
-        os.chmod(way, mode | needed)  # noqa: PTH101 - a descriptor's own path, so no link is followed
+        if lacking:
+            os.chmod(way, mode | needed)  # noqa: PTH101 - a descriptor's own path: no link can come between
+        opened = os.open(way, flags | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            return os.open(way, flags | os.O_CLOEXEC)
+            yield opened
         finally:
-            os.chmod(way, mode)  # noqa: PTH101
+            os.close(opened)
     finally:
+        if lacking:
+            os.chmod(way, mode)  # noqa: PTH101
         os.close(handle)

@@ -42,7 +42,7 @@ def parse_numbered(name: str, suffix: str) -> tuple[str, int] | None:
 
 @dataclass(frozen=True)
 class RunLayout:
-    """The paths of one run directory (CONTRACTS: run directory)."""
+    """The paths of one run directory (docs/contracts.md)."""
 
     root: Path
 

@@ -134,7 +134,7 @@ class RunResult(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One rollout as it goes into a shard: one shard row a chain (CONTRACTS: shard columns)."""
+    """One rollout as it goes into a shard: one shard row a chain (docs/contracts.md: shard columns)."""
 
     run_id: str
     rollout_id: str

@@ -1,4 +1,4 @@
-"""The bodies of the router's HTTP API as both sides read and write them (CONTRACTS 5). Unknown fields are refused."""
+"""The bodies of the router's HTTP API as both sides read and write them. Unknown fields are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The failure table: what each outcome of an attempt means for status, mask, reward and retry (CONTRACTS 4)."""
+"""The failure table: what each outcome of an attempt means for status, mask, reward and retry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/metrics: Prometheus text of what the router knows (names in CONTRACTS 5; no label per rollout)."""
+"""/metrics: Prometheus text of what the router knows; no label per rollout."""
 
 from __future__ import annotations
 

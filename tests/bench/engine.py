@@ -24,7 +24,7 @@ from tests.support.tiny_qwen import tiny_config, write_model
 
 STREAMS = (1, 16)
 PROMPT_TOKENS = 64
-VOCAB = 2048
+VOCAB = 1024
 
 _BARE = """
 import sys, time
@@ -39,7 +39,7 @@ for line in sys.stdin:
     rows = model.new_rows(batch, prompt + steps)
     began = time.perf_counter()
     for row in range(batch):
-        logits = model.prefill(rng.integers(0, 2000, prompt), 0, rows, row)
+        logits = model.prefill(rng.integers(0, 1000, prompt), 0, rows, row)
     tokens = np.zeros(batch, dtype=np.int64)
     for step in range(steps):
         logits = model.decode(tokens, np.full(batch, prompt + step), rows, slice(0, batch))

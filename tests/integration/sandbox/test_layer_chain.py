@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.layers import unpack
-from sandbox.protocols import CommandResult, PackedLayer, Sandbox, SandboxBackend, SandboxSpec
+from sandbox.protocols import CommandResult, PackedLayer, SandboxBackend, SandboxSpec
 from tests.integration.sandbox.grounds import QUICK, backend_named, image_directory
 
 
@@ -135,16 +135,15 @@ def test_a_sandbox_that_did_nothing_packs_an_empty_layer(tmp_path: Path) -> None
     asyncio.run(scenario())
 
 
-def test_what_nobody_may_read_is_packed_all_the_same(name: str, tmp_path: Path) -> None:
-    async def body(sandbox: Sandbox) -> tuple[PackedLayer, CommandResult]:
-        await sandbox.shell.run("mkdir -p d/e; echo x >d/e/f; chmod 000 d/e/f d/e d")
-        return await sandbox.pack(), await sandbox.shell.run("stat -c %a d; chmod 755 d; stat -c %a d/e")
-
+def test_what_nobody_may_read_is_packed_all_the_same(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with backend_named(name, tmp_path) as backend, backend.create(SandboxSpec(limits=QUICK)) as sandbox:
-            packed, modes = await body(sandbox)
-            assert packed.tar_bytes > 0 and modes.output == "0\n0\n"
-            if name == "bubblewrap":
-                assert packed.entries == 4
+        async with (
+            backend_named("bubblewrap", tmp_path) as backend,
+            backend.create(SandboxSpec(limits=QUICK)) as sandbox,
+        ):
+            await sandbox.shell.run("mkdir -p d/e; echo x >d/e/f; chmod 000 d/e/f d/e d")
+            packed = await sandbox.pack()
+            modes = await sandbox.shell.run("stat -c %a d; chmod 755 d; stat -c %a d/e")
+            assert modes.output == "0\n0\n" and packed.entries == 4
 
     asyncio.run(scenario())

@@ -1,3 +1,5 @@
+"""Exports read back: every row, every column, whole or not at all."""
+
 from __future__ import annotations
 
 import json

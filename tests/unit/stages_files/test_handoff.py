@@ -1,3 +1,5 @@
+"""Handoff segments: what is acknowledged reads back, what is damaged is named."""
+
 from __future__ import annotations
 
 import asyncio

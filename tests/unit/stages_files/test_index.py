@@ -1,3 +1,5 @@
+"""The index by its reader's rule: epochs cut, torn tails wait, zombies never surface."""
+
 from __future__ import annotations
 
 import errno

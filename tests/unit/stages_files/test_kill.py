@@ -1,3 +1,5 @@
+"""Writers killed at random moments: acknowledged ranges read back, torn ones never show."""
+
 from __future__ import annotations
 
 import multiprocessing

@@ -1,3 +1,5 @@
+"""Every path of a run directory, and names that lead nowhere else."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""ShardReader: order, groups, resuming, damage, newer schemas, and pyarrow alone."""
+
 from __future__ import annotations
 
 import json

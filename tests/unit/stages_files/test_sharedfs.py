@@ -1,3 +1,5 @@
+"""The one door to the shared filesystem: atomic files, links as proof, append-only files that break for good."""
+
 from __future__ import annotations
 
 import errno

@@ -1,3 +1,5 @@
+"""Shards as written: exact ranges, one batch a group commit, golden schema."""
+
 from __future__ import annotations
 
 import asyncio
