@@ -19,6 +19,7 @@ from sandbox.spawn_client import SpawnClient, Spawned
 
 _READ_BYTES = 64 * 1024
 _READS_A_TURN = 16  # then other callbacks have their turn: a shell that floods must not starve the loop
+_FULL_READ = 4000  # a terminal gives at most 4095 bytes a read; less was all that there was
 _KILL_EVERY_S = 0.05
 TIMED_OUT_EXIT = 124
 
@@ -58,6 +59,8 @@ class Terminal:
         self._scanner: MarkerScanner | None = None
         self._marker: Marker | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._deadline = 0.0
         self._unsent = b""
         self._cancelled = False
 
@@ -210,18 +213,36 @@ class Terminal:
         self._send_rest(process)
 
     async def _wait(self, timeout_s: float) -> bool:
-        """Wait for the end of the command; False where the time came first. Cheaper than asyncio.timeout."""
+        """Wait for the end of the command; False where the time came first.
+
+        One timer serves all commands: it goes off early and is set again, which spares each command a timer of its own.
+        """
         if self._scanner is None:
             return True
         loop = asyncio.get_running_loop()
         waiter = self._waiter = loop.create_future()
-        timer = loop.call_later(timeout_s, _wake, waiter)
+        self._deadline = loop.time() + timeout_s
+        if self._timer is None or self._timer.when() > self._deadline:
+            self._set_timer(loop)
         try:
             await waiter
         finally:
-            timer.cancel()
             self._waiter = None
         return self._scanner is None
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_at(self._deadline, self._on_time, loop)
+
+    def _on_time(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        if self._waiter is None:
+            return
+        if loop.time() < self._deadline:
+            self._set_timer(loop)
+        else:
+            _wake(self._waiter)
 
     async def _end_command(self) -> None:
         """Interrupt what runs, then kill it; leaves no marker where the shell itself has to go."""
@@ -250,14 +271,20 @@ class Terminal:
 
     def _on_readable(self, process: Spawned) -> None:
         for _ in range(_READS_A_TURN):
-            try:
-                data = os.read(process.master, _READ_BYTES)
-            except BlockingIOError:
+            if self._read(process) < _FULL_READ:
                 return
-            except OSError:  # EIO: no process holds the terminal any more
-                asyncio.get_running_loop().remove_reader(process.master)
-                return
-            self._take(data)
+
+    def _read(self, process: Spawned) -> int:
+        """Take what the terminal gives at once; how many bytes that was."""
+        try:
+            data = os.read(process.master, _READ_BYTES)
+        except BlockingIOError:
+            return 0
+        except OSError:  # EIO: no process holds the terminal any more
+            asyncio.get_running_loop().remove_reader(process.master)
+            return 0
+        self._take(data)
+        return len(data)
 
     def _take(self, data: bytes) -> None:
         if self._scanner is None:
@@ -279,7 +306,8 @@ class Terminal:
     def _on_exit(self, process: Spawned) -> None:
         if process is not self._process:
             return
-        self._on_readable(process)
+        while self._read(process):
+            pass
         if self._scanner is not None:
             self._scanner.flush()
             self._end(None)
@@ -293,6 +321,9 @@ class Terminal:
             loop.remove_reader(descriptor)
             loop.remove_writer(descriptor)
         process.close()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._end(None)
 
 

@@ -147,7 +147,7 @@ def _directory(name: bytes | Path, within: int | None = None) -> AbstractContext
 
 @contextmanager
 def _readable(name: bytes | Path, flags: int, needed: int, within: int | None) -> Iterator[int]:
-    """Open without following a link; a permission that the owner himself lacks is given for the while and taken back."""
+    """Open without following a link; a permission that the owner lacks is given meanwhile and taken back."""
     handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=within)
     way = f"/proc/self/fd/{handle}"
     mode = stat.S_IMODE(os.fstat(handle).st_mode)

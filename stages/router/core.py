@@ -42,6 +42,7 @@ class Router:
         self.segments = SegmentSweeper(layout)
         self.waiters = Waiters()
         self.stopping = False
+        self.url = ""
         self.revoked: dict[str, dict[int, str]] = {}
         self.clock = Clock()
         self.epoch = 0

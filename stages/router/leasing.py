@@ -56,7 +56,7 @@ class Leasing:
         if epoch != self._router.epoch:
             raise ServiceError(
                 409, "stale_epoch", f"epoch {epoch} is over, the current one is {self._router.epoch}; read router.json",
-                epoch=self._router.epoch,
+                epoch=self._router.epoch, url=self._router.url,
             )  # fmt: skip
 
     async def lease(self, request: LeaseIn) -> LeasesOut:

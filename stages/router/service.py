@@ -80,6 +80,7 @@ async def serve(layout: RunLayout, served: ServedTask, options: RouterOptions, s
         async with asyncio.TaskGroup() as tasks:
             serving = tasks.create_task(serve_app(app, options.host, 0, on_ready), name="http")
             found = Beacon(router.epoch, await url, node, here().pid, 0, False, slurm_job_id(), here().boot, _pid_ns())
+            router.url = found.url
             async with present(layout, "router", options.member, endpoint=found.url, epoch=router.epoch):
                 background = [
                     tasks.create_task(_beat(layout, found, options.rules.lease_ttl_s / 5), name="beat"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stages.ledger.machine import Ledger
+from stages.ledger.outcomes import OK
 from stages.ledger.state import STAGES
 
 
@@ -34,7 +35,7 @@ def status_view(ledger: Ledger) -> dict[str, Any]:
         },
         "reward": {"mean": counts.reward_sum / counts.reward_n if counts.reward_n else None, "n": counts.reward_n},
         "init": {"prepared": counts.init_prepared, "cached": counts.init_cached},
-        "failures": dict(counts.by_class),
+        "failures": {outcome: n for outcome, n in counts.by_class.items() if outcome != OK},
         "retries": counts.retries,
         "infra_failure_ratio": counts.infra_failures / counts.attempts_ended if counts.attempts_ended else 0.0,
         "tokens": counts.tokens,

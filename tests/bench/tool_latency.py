@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ptyprocess import PtyProcess
+
 from sandbox.bubblewrap import BubblewrapBackend
 from sandbox.errors import SandboxError
 from sandbox.none import NoneBackend
 from sandbox.protocols import Sandbox, SandboxBackend, SandboxSpec
-
 from tests.bench.report import emit
 
 COMMANDS = {"true": "true", "echo": 'echo "$KEPT" "${PWD##*/}" "$(( ${#KEPT} ))"; keep', "ls": "ls /etc"}

@@ -109,6 +109,7 @@ async def test_a_stale_epoch_is_refused_by_name(layout: RunLayout) -> None:
         with pytest.raises(ServiceError) as caught:
             await link.call("POST", "/v1/lease", body, answer=bytes)
         assert (caught.value.status, caught.value.code) == (409, "stale_epoch")
+        assert caught.value.detail["url"].startswith("http://127.0.0.1:")
 
 
 async def test_two_routers_of_one_run_are_never_both_there(layout: RunLayout) -> None:

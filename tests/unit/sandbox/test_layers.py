@@ -144,7 +144,7 @@ def test_a_mounted_tree_is_merged_in_its_place(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("tree", "paths", "names"),
     [
-        ({b"a": ("dir", 0o755, False, {b"b": ("file", 0o644, b""), b"c": ("file", 0o644, b"")})}, ["/a/b"], ["a", "a/b"]),
+        ({b"a": ("dir", 0o755, False, {b"b": ("file", 0o644, b""), b"c": ("gone",)})}, ["/a/b"], ["a", "a/b"]),
         ({b"a": ("gone",)}, ["/a/b/c"], ["a", "a/.wh.b"]),
         ({b"a": ("link", b"/etc")}, ["/a/b"], ["a", "a/.wh.b"]),
         ({b"a": ("dir", 0o755, True, {})}, ["/a/b"], ["a", "a/.wh.b"]),
