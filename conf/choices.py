@@ -25,8 +25,6 @@ NOT_BUILT: Mapping[str, frozenset[str]] = {
 _DORMANT: Mapping[str, tuple[Any, ...]] = {
     "fleet.policy": ("sticky",),
     "pools.run.autoscale.max": (0,),
-    "checkpoint.turns": (0,),
-    "policy.max_lag": (None,),
     "compat.prorl": (False,),
     "compat.nemo_gym": (False,),
     "callbacks.allow": ([],),

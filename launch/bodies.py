@@ -15,7 +15,9 @@ from conf.load import load_config
 from conf.schema import Config
 from launch import wiring
 from sandbox.choose import choose
+from sandbox.hostroot import host_digest
 from sandbox.protocols import SandboxBackend
+from sandbox.scratch import owned, sweep
 from stages import manifest
 from stages.engine_client import EngineClient
 from stages.errors import ManifestError
@@ -56,7 +58,6 @@ def open_context(kind: str, run_dir: Path, number: int, member: str | None = Non
 
 async def router(context: Context) -> None:
     """The router."""
-    from stages.environments import host_image_digest
     from stages.ledger.events import Rules
     from stages.router.leasing import Budgets
     from stages.router.served import ServedTask
@@ -65,7 +66,7 @@ async def router(context: Context) -> None:
     config = context.config
     task = wiring.build_task(config)
     agent = wiring.build_agent(config, task)
-    served = ServedTask(task, lambda image: host_image_digest(), privileged_agent=agent.privileged)
+    served = ServedTask(task, lambda image: host_digest(), privileged_agent=agent.privileged)
     options = RouterOptions(
         run_id=context.run_id,
         member=context.member,
@@ -114,10 +115,11 @@ async def _sandboxes(context: Context) -> AsyncIterator[tuple[SandboxBackend, La
     base = node_scratch(context.config)
     store = LayerStore(StoreLayout(context.config.store_path), base / "layers")
     await asyncio.to_thread(store.prepare)
-    with tempfile.TemporaryDirectory(prefix=f"{context.member}-", dir=base) as scratch:
-        backend = await choose(context.config.sandbox.name, Path(scratch))
+    await asyncio.to_thread(sweep, base)
+    with owned(base, f"{context.member}-") as scratch:
+        backend = await choose(context.config.sandbox.name, scratch)
         async with backend:
-            yield backend, store, Path(scratch)
+            yield backend, store, scratch
 
 
 def node_scratch(config: Config) -> Path:
@@ -158,7 +160,7 @@ async def run(context: Context) -> None:
     """One RUN worker."""
     from stages.chat import ChatTokenizer
     from stages.model_files import identify
-    from stages.pools.run import Policy, RunHand
+    from stages.pools.run import Policy, RunHand, Saving
 
     config = context.config
     task = wiring.build_task(config)
@@ -167,7 +169,7 @@ async def run(context: Context) -> None:
     chat = await asyncio.to_thread(ChatTokenizer.load, directory)
     identity = await asyncio.to_thread(identify, config.fleet.model, directory, chat)
     async with (
-        _sandboxes(context) as (backend, store, _),
+        _sandboxes(context) as (backend, store, scratch),
         RouterLink("worker", run_dir=context.layout.root) as link,
         EngineClient(api_key=_engine_key(context)) as engine,
         SegmentWriter(context.layout, context.member) as segments,
@@ -175,6 +177,7 @@ async def run(context: Context) -> None:
         hand = RunHand(
             task, agent, wiring.limits(config), Policy(chat, identity, config.sampling.logprobs),
             backend=backend, store=store, engine=engine, link=link, segments=segments,
+            saving=Saving(context.layout, scratch, config.checkpoint.turns, config.fs.visibility_s),
         )  # fmt: skip
         await _work(context, hand, link, "run", config.pools.run.slots)
 

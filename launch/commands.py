@@ -24,7 +24,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("logs", "paths and last lines of the processes' logs; --follow, --stage, --attempt", "launch.verbs.logs"),
     Verb("cancel", "end the run now; what is open is cancelled", "launch.verbs.control"),
     Verb("drain", "take no new rollouts, finish what is leased, then end", "launch.verbs.control"),
-    Verb("resume", "carry a dead run on"),
+    Verb("resume", "carry a dead or interrupted run on from its own config", "launch.verbs.resume"),
     Verb("scale", "add workers to a pool"),
     Verb("report", "tables and curves of a run"),
     Verb("export", "write the rows in another format: --format jsonl|parquet -o PATH", "launch.verbs.export"),

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import tempfile
 import time
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -16,16 +14,18 @@ import msgspec
 from conf.load import digest, dump_config
 from conf.schema import Config
 from launch import wiring
+from launch.bodies import node_scratch
 from launch.errors import Exit, LaunchError
 from launch.progress import Progress, print_summary
 from launch.supervisor import Supervisor
 from sandbox.choose import choose
-from stages import control, manifest, sharedfs
+from sandbox.scratch import owned, sweep
+from stages import control, leftovers, manifest, sharedfs
 from stages.chat import ChatTokenizer
 from stages.client import AsyncRolloutClient
 from stages.engine.weights import load_model_files
 from stages.errors import RouterUnreachableError, ServiceError
-from stages.layout import RunLayout
+from stages.layout import RunLayout, StoreLayout
 from stages.router.auth import make_secrets
 from stages.shards.writer import write_schema
 from workflows.collect import collect
@@ -53,11 +53,13 @@ async def run_local(config: Config) -> int:
         manifest.open_run, layout, dump_config(config), digest(config), version("rollmill")
     )
     if opened.state == "finished":
-        print_summary(_read_summary(layout), layout.root)
-        return Exit.DONE
+        summary = _read_summary(layout)
+        print_summary(summary, layout.root)
+        return Exit.DONE if summary["state"] == "completed" else Exit.INTERRUPTED
     await asyncio.to_thread(make_secrets, layout)
     await asyncio.to_thread(write_schema, layout)
     await asyncio.to_thread(sharedfs.unlink, layout.summary)
+    await asyncio.to_thread(control.clear, layout)
     run = _LocalRun(config, layout, opened)
     return await run.to_the_end()
 
@@ -69,8 +71,8 @@ async def _check(config: Config) -> None:
     if config.fleet.name == "embedded":
         await asyncio.to_thread(load_model_files, directory)
     wiring.build_agent(config, wiring.build_task(config))
-    with tempfile.TemporaryDirectory(prefix="rollmill-probe-") as scratch:
-        async with await choose(config.sandbox.name, Path(scratch)):
+    with owned(node_scratch(config), "probe-") as scratch:
+        async with await choose(config.sandbox.name, scratch):
             pass
 
 
@@ -111,6 +113,7 @@ class _LocalRun:
             finally:
                 working.cancel()
                 await asyncio.shield(self._supervisor.stop())
+                await asyncio.shield(asyncio.to_thread(_sweep, self._config, self._layout))
                 keeping.cancel()
                 stopping.cancel()
                 await asyncio.gather(keeping, working, stopping, return_exceptions=True)
@@ -118,8 +121,7 @@ class _LocalRun:
 
     def _ended(self, error: BaseException | None, *, finished: bool) -> int:
         if isinstance(error, Interrupted):
-            if error.state == "cancelled":
-                self._leave_summary("cancelled")
+            self._leave_summary(error.state)
             return error.code
         if error is not None:
             raise error
@@ -152,17 +154,22 @@ class _LocalRun:
                 await client.add_replica(url, model=self._config.fleet.model)
             watching = asyncio.create_task(self._watch(client), name="watch")
             collecting = asyncio.create_task(
-                collect(client, task_ids, group_size=self._config.group_size, tag=self._config.tag), name="collect"
-            )
+                collect(
+                    client, task_ids, group_size=self._config.group_size, tag=self._config.tag,
+                    max_open=self._config.admission.max_open,
+                ),
+                name="collect",
+            )  # fmt: skip
             try:
                 await asyncio.wait({watching, collecting}, return_when=asyncio.FIRST_COMPLETED)
-                for task in (collecting, watching):
+                asked = control.pending(self._layout, "cancel") or control.pending(self._layout, "drain")
+                if asked and not watching.done():
+                    # Whatever collecting ran into, the watcher knows when nothing of the run is under way any more.
+                    await watching
+                for task in (watching, collecting):
                     if task.done():
                         task.result()
-                        break
                 await self._look(client)
-                if self._status.get("state") == "draining" and control.pending(self._layout, "cancel"):
-                    raise Interrupted("cancelled", Exit.INTERRUPTED)
             finally:
                 for task in (watching, collecting):
                     task.cancel()
@@ -183,12 +190,26 @@ class _LocalRun:
                 await self._look(client)
             if not self._status:
                 continue
-            busy = sum(stage["leased"] for stage in self._status["stages"].values())
-            if self._status["state"] == "draining" and not busy and not control.pending(self._layout, "cancel"):
-                raise Interrupted("drained", Exit.REQUEUED)
+            self._end_if_asked()
             still_s = time.time() - self._status["last_progress"]
             if self._status["rollouts"]["open"] and still_s > self._config.stuck_after_s:
                 raise StuckError(f"nothing has progressed for {still_s:.0f} s: {_waits_for(self._status)}")
+
+    def _end_if_asked(self) -> None:
+        """End a run that was cancelled or drained, once nothing of it is under way."""
+        busy = sum(stage["leased"] for stage in self._status["stages"].values())
+        if self._status["state"] != "draining" or busy:
+            return
+        if not control.pending(self._layout, "cancel"):
+            raise Interrupted("requeued", Exit.REQUEUED)
+        if not self._status["rollouts"]["open"]:
+            raise Interrupted("cancelled", Exit.INTERRUPTED)
+
+
+def _sweep(config: Config, layout: RunLayout) -> None:
+    """Take away what processes that were killed here could not: nothing of theirs is left on disk or node."""
+    leftovers.sweep(layout, StoreLayout(config.store_path))
+    sweep(node_scratch(config))
 
 
 def _waits_for(status: dict[str, Any]) -> str:

@@ -33,7 +33,7 @@ def launch(overrides: Sequence[str], config_dirs: Sequence[Path] = ()) -> int:
     """
     composed = compose(overrides, config_dirs).config
     config = resolve(composed, cwd=Path.cwd(), now=datetime.now(), token=secrets.token_hex(2))
-    return _act(_prepared(config, config_dirs))
+    return act(_prepared(config, config_dirs))
 
 
 def sweep(overrides: Sequence[str], config_dirs: Sequence[Path] = ()) -> int:
@@ -55,7 +55,7 @@ def sweep(overrides: Sequence[str], config_dirs: Sequence[Path] = ()) -> int:
         else:
             config = resolve(composed, cwd=cwd, now=now, token=token)
         configs.append(_prepared(config, config_dirs))
-    ended = act_on_all(configs, [_differences(point, overrides) for point in points], _act)
+    ended = act_on_all(configs, [_differences(point, overrides) for point in points], act)
     if any(config.action != "plan" for config in configs):
         from launch.progress import print_points
 
@@ -93,7 +93,12 @@ def _search(config_dirs: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys([*places, Path.cwd()]))
 
 
-def _act(config: Config) -> int:
+def act(config: Config) -> int:
+    """Do what a resolved configuration asks for; returns the exit code.
+
+    Raises:
+        ConfigError: a placement that is not built yet.
+    """
     if config.action == "plan":
         sys.stdout.write(plan_text(config))
         return Exit.DONE

@@ -11,6 +11,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
+from sandbox.shellstate import restore_lines
+
 SHELL_ARGV = ("--norc", "--noprofile", "--noediting", "-i")
 
 BASE_ENV = {
@@ -57,15 +59,18 @@ unset HISTFILE MAILCHECK TMOUT OLDPWD
 """
 
 
-def setup_script(workspace: Sequence[str], cwd: str) -> str:
-    """What the shell is set up with: its reporting, the workspace directories, and where it stands.
+def setup_script(workspace: Sequence[str], cwd: str, exports: str | None = None) -> str:
+    """What the shell is set up with: its reporting, the workspace directories, its variables, and where it stands.
 
     Args:
         workspace: directories to make where missing.
         cwd: where to start; the root where it is gone.
+        exports: of an earlier shell (`ShellState.exports`): these and no other variables are exported.
     """
     lines = [_SETUP]
     lines += [f"[ -d {path} ] || mkdir -p -- {path}" for path in map(shlex.quote, workspace)]
+    if exports is not None:
+        lines += restore_lines(exports)
     lines.append(f"cd -- {shlex.quote(cwd)} 2>/dev/null || cd /")
     return "\n".join(lines) + "\n"
 

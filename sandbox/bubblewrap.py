@@ -30,6 +30,7 @@ class BubblewrapGround:
     """
 
     token = None
+    prefix = ""
 
     def __init__(self, spec: SandboxSpec, directory: Path, skeleton: Path) -> None:
         self._spec, self._directory, self._skeleton = spec, directory, skeleton
@@ -63,9 +64,21 @@ class BubblewrapGround:
                 (self._directory / made).chmod(0o755)  # an upper's mode is the mode of the mount's root
             for link, target in overlay.lowers.items():
                 (self._directory / link).symlink_to(target)
+        if self._spec.upper is not None:
+            self._take_upper(Path(self._spec.upper))
         env = shell_env(self._spec.env)
         argv = enter_argv(self._directory, overlays, env, self._spec.limits.shm_mib)
         return Entry(tuple(argv), {"PATH": os.environ.get("PATH", "") + ":" + BASE_ENV["PATH"]}, "/")
+
+    def _take_upper(self, layer: Path) -> None:
+        """Make an unpacked layer this sandbox's upper, by renames; a host image has an upper of its own for /usr."""
+        holds_usr = _holds_usr(_real_directory(str(layer), "upper"))
+        try:
+            layer.rename(self._directory / "upper/root")
+            if self._spec.image == "host" and holds_usr:
+                (self._directory / "upper/root/usr").rename(self._directory / "upper/usr")
+        except OSError as error:
+            raise SandboxError(f"{layer} cannot become the sandbox's upper: {error}", boundary="start") from error
 
     def root(self, pid: int) -> Path:
         """The merged tree, seen through the mount namespace of bubblewrap's monitor process."""

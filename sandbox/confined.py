@@ -79,6 +79,7 @@ def open_parent(root: int, path: str) -> tuple[int, str]:
             try:
                 os.mkdir(part, 0o755, dir_fd=directory)
                 deeper = open_in_root(root, way, os.O_PATH | os.O_DIRECTORY)
+                os.chmod(f"/proc/self/fd/{deeper}", 0o755)  # noqa: PTH101, S103 - whatever our umask is
             except OSError:
                 os.close(directory)
                 raise

@@ -42,6 +42,11 @@ class DirectoryGround:
         """See `Ground.token`."""
         return f"{TOKEN_NAME}={self._directory}"
 
+    @property
+    def prefix(self) -> str:
+        """See `Ground.prefix`."""
+        return str(self._directory / "root")
+
     def workspace(self) -> tuple[str, ...]:
         """The workspace directories by their real paths on this machine."""
         root = self._directory / "root"
@@ -58,10 +63,12 @@ class DirectoryGround:
         root.mkdir()
         root.chmod(0o755)
         try:
-            flatten([Path(layer) for layer in self._spec.layers], root)
+            upper = [] if self._spec.upper is None else [self._spec.upper]
+            flatten([Path(layer) for layer in (*self._spec.layers, *upper)], root)
         except OSError as error:
             raise SandboxError(f"the layers cannot be copied to {root}: {error}", boundary="start") from error
-        for path in (*self.workspace(), str(root / "tmp")):
+        made = () if self._spec.upper is not None else (*self.workspace(), str(root / "tmp"))
+        for path in made:
             Path(path).mkdir(parents=True, exist_ok=True)
         env = {**shell_env(self._spec.env), "HOME": str(root), TOKEN_NAME: str(self._directory)}
         env["PATH"] = self._spec.env.get("PATH", os.environ.get("PATH", BASE_ENV["PATH"]))

@@ -12,7 +12,7 @@ from sandbox.directory import DirectoryGround
 from sandbox.errors import SandboxError
 from sandbox.files import ConfinedFiles
 from sandbox.layers import pack
-from sandbox.protocols import CommandResult, PackedLayer, SandboxSpec
+from sandbox.protocols import CommandResult, PackedLayer, SandboxSpec, ShellState
 from sandbox.pty_sandbox import NoPython
 from sandbox.scratch import make_private, remove_tree
 
@@ -39,6 +39,10 @@ class ScriptedShell:
         if answer is None:
             return CommandResult(127, f"fake: the script has no answer to {command!r}\n", self._cwd, 0.0)
         return CommandResult(0, answer, self._cwd, 0.0)
+
+    async def state(self) -> ShellState:
+        """See `Shell.state`; no variables."""
+        return ShellState(self._cwd, "")
 
 
 class FakeSandbox:

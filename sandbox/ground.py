@@ -37,6 +37,11 @@ class Ground(Protocol):
         """NAME=value that marks its processes, where no process namespace holds them."""
         ...
 
+    @property
+    def prefix(self) -> str:
+        """What stands before every path of the sandbox, as its shell names it; empty where its root is "/"."""
+        ...
+
     def workspace(self) -> tuple[str, ...]:
         """The workspace directories, as the shell names them."""
         ...

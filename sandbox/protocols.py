@@ -70,6 +70,20 @@ class SandboxLimits(msgspec.Struct, frozen=True):
     file_bytes: int = 64 * 1024 * 1024
 
 
+class ShellState(msgspec.Struct, frozen=True):
+    """What a shell was like, so that another can go on from there.
+
+    Args:
+        cwd: its directory.
+        exports: the exported variables, one `NAME=word` a line, the word quoted for bash.
+        root: what stood before every path of the sandbox; empty where its root was "/".
+    """
+
+    cwd: str
+    exports: str
+    root: str = ""
+
+
 class SandboxSpec(msgspec.Struct, frozen=True):
     """Of what a sandbox is made.
 
@@ -80,6 +94,9 @@ class SandboxSpec(msgspec.Struct, frozen=True):
         env: variables beside the sandbox's own PATH, HOME, TERM, LANG, USER and SHELL.
         network: "none": a loopback device and nothing else.
         limits: bounds of this sandbox.
+        upper: an unpacked layer on the backend's own filesystem that becomes what this sandbox has changed so far: it
+            is consumed, and `pack` gives it together with what changes later.
+        shell: what the first shell starts from, instead of the workspace and `env` alone.
     """
 
     image: str = "host"
@@ -88,6 +105,8 @@ class SandboxSpec(msgspec.Struct, frozen=True):
     env: dict[str, str] = {}
     network: Literal["none"] = "none"
     limits: SandboxLimits = SandboxLimits()
+    upper: str | None = None
+    shell: ShellState | None = None
 
 
 class PackedLayer(msgspec.Struct, frozen=True):
@@ -120,6 +139,14 @@ class Shell(Protocol):
 
         Raises:
             ShellDied: the shell is gone and could not be started again.
+        """
+        ...
+
+    async def state(self) -> ShellState:
+        """Directory and exported variables as they are now; a command that is still running is ended first.
+
+        Raises:
+            ShellDied: the shell is gone, or does not tell.
         """
         ...
 

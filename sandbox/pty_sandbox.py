@@ -43,7 +43,9 @@ class PtySandbox:
     def __init__(self, ground: Ground, spawner: SpawnClient, on_stop: Callable[[PtySandbox], None]) -> None:
         self._ground, self._spawner, self._on_stop = ground, spawner, on_stop
         limits = ground.spec.limits
-        self._terminal = Terminal(spawner, self._launch, ground.workspace(), limits, ground.token)
+        self._terminal = Terminal(
+            spawner, self._launch, ground.workspace(), limits, ground.token, root=ground.prefix, state=ground.spec.shell
+        )
         self._files = ConfinedFiles(self._root, limits.file_bytes)
         self._python = NoPython()
         self._entry: Entry | None = None

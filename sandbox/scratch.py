@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # Few imports of the standard library alone: the spawner process imports this file too, and must start fast.
+
+OWNED = "owned-"
+"""How the names of directories begin that `sweep` may remove."""
 
 
 def make_private(parent: Path, prefix: str) -> Path:
@@ -16,6 +21,52 @@ def make_private(parent: Path, prefix: str) -> Path:
     path = parent / (prefix + os.urandom(6).hex())
     path.mkdir(mode=0o700)
     return path
+
+
+@contextmanager
+def owned(base: Path, prefix: str) -> Iterator[Path]:
+    """A private directory under `base` that is this process's until the block ends or the process dies.
+
+    The owner holds a lock on the directory, so that `sweep` knows the directories of the dead.
+    """
+    with _locked(base):
+        path = make_private(base, OWNED + prefix)
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        yield path
+    finally:
+        remove_tree(path)
+        os.close(lock)
+
+
+def sweep(base: Path) -> int:
+    """Remove the owned directories under `base` whose owners have died without doing it; how many there were."""
+    dead = []
+    with _locked(base):
+        for path in base.glob(OWNED + "*"):
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            except OSError:
+                continue
+            with suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                dead.append(path)
+            os.close(fd)
+    # Nobody takes up an owned directory again, so that these are removed without keeping others waiting.
+    return sum(remove_tree(path) for path in dead)
+
+
+@contextmanager
+def _locked(base: Path) -> Iterator[None]:
+    """Between making a directory and locking it nobody else looks."""
+    base.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def remove_tree(path: Path) -> bool:

@@ -109,6 +109,9 @@ class SpawnClient:
     def _ensure(self) -> None:
         if self._link is not None:
             return
+        if self._process is not None:  # its socket ended: a zombie by now, or to be killed
+            self._process.kill()
+            self._process.wait()
         origin = importlib.util.find_spec("ptyprocess")
         if origin is None or origin.origin is None:
             raise SpawnerError("ptyprocess is not installed: run `uv sync`", boundary="spawner")

@@ -35,7 +35,10 @@ MESSAGE_BYTES = 192 * 1024
 """Largest packet; above it a Unix socket's default send buffer refuses."""
 CLEAR_DEADLINE_S = 10.0
 ROWS, COLUMNS = 50, 200
+WORKER_DIED = signal.SIGRTMIN + 7
+"""What the kernel sends when the worker dies; other signals (TERM, INT, USR1, USR2) mean the worker."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_NOT_OURS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -83,7 +86,7 @@ def _prepare_child(pipe_read: int) -> None:
     modes[3] &= ~(termios.ECHO | termios.ECHONL | termios.ECHOCTL)
     termios.tcsetattr(0, termios.TCSANOW, modes)
     os.umask(0o022)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, *_NOT_OURS):
         signal.signal(number, signal.SIG_DFL)
     os.dup2(pipe_read, COMMAND_FD)
     os.close(pipe_read)
@@ -107,7 +110,7 @@ class Spawner:
             for fd, _ in poll.poll():
                 if fd == wakeup:
                     numbers = os.read(wakeup, 4096)
-                    if signal.SIGTERM in numbers:
+                    if WORKER_DIED in numbers:
                         return
                     self._reap()
                 else:
@@ -207,16 +210,16 @@ def main() -> None:
     link = socket.socket(fileno=int(sys.argv[1]))
     link.set_inheritable(False)
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    _libc.prctl(_PR_SET_PDEATHSIG, WORKER_DIED)
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, COMMAND_FD, inheritable=False)  # held, so that no pipe made later gets the shell's number
     wakeup, wakeup_write = os.pipe()
     os.set_blocking(wakeup_write, False)
     signal.set_wakeup_fd(wakeup_write)
-    for number in (signal.SIGCHLD, signal.SIGTERM):
+    for number in (signal.SIGCHLD, WORKER_DIED):
         signal.signal(number, lambda *_: None)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    for number in _NOT_OURS:
+        signal.signal(number, signal.SIG_IGN)
     spawner = Spawner(link)
     try:
         spawner.serve(wakeup)

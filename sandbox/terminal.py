@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable
 from sandbox.bashtext import RUN_LINE, SETUP_LINE, command_packet, setup_script
 from sandbox.errors import ShellDied
 from sandbox.marker import BoundedOutput, Marker, MarkerScanner
-from sandbox.protocols import CommandResult, SandboxLimits
+from sandbox.protocols import CommandResult, SandboxLimits, ShellState
+from sandbox.shellstate import STATE_COMMAND, moved, read_state
 from sandbox.spawn_client import SpawnClient, Spawned
 
 _READ_BYTES = 64 * 1024
@@ -22,6 +23,7 @@ _READS_A_TURN = 16  # then other callbacks have their turn: a shell that floods 
 _FULL_READ = 4000  # a terminal gives at most 4095 bytes a read; less was all that there was
 _KILL_EVERY_S = 0.05
 TIMED_OUT_EXIT = 124
+_STATE_BYTES = 16 * 1024 * 1024  # more than the kernel lets a process hand on
 
 Launch = Callable[[], Awaitable[Spawned]]
 """Starts the sandbox's bash anew on the same files."""
@@ -36,6 +38,8 @@ class Terminal:
         workspace: directories to make before the first command; the first is where the shell starts.
         limits: output bound and graces.
         token: NAME=value that marks the sandbox's processes, where no namespace holds them together.
+        root: what stands before every path of the sandbox; empty where its root is "/".
+        state: what the first shell starts from.
     """
 
     def __init__(
@@ -45,10 +49,15 @@ class Terminal:
         workspace: tuple[str, ...],
         limits: SandboxLimits,
         token: str | None = None,
+        *,
+        root: str = "",
+        state: ShellState | None = None,
     ) -> None:
         self._spawner, self._launch, self._limits, self._token = spawner, launch, limits, token
-        self._workspace = workspace
-        self._cwd = workspace[0] if workspace else "/"
+        # A shell that goes on finds the directories as they were left, also where they are gone.
+        self._workspace, self._root = workspace if state is None else (), root
+        first = moved(state or ShellState(workspace[0] if workspace else "/", "", root), root)
+        self._cwd, self._exports = first.cwd, first.exports if state else None
         self._lock = asyncio.Lock()
         self._process: Spawned | None = None
         self._started = False
@@ -82,26 +91,37 @@ class Terminal:
     async def run(self, command: str, timeout_s: float = 30.0) -> CommandResult:
         """See `Shell.run`."""
         async with self._lock:
-            started = time.perf_counter()
-            restarted = await self._ready()
-            try:
-                packet = command_packet(command, nonce := secrets.token_hex(8))
-            except ValueError as error:
-                return CommandResult(2, f"{error}\n", self._cwd, 0.0, restarted=restarted)
-            self._cancelled = True  # until the contrary is known: a cancelled call leaves its command running
-            self._send(packet, nonce, RUN_LINE)
-            timed_out = not await self._wait(timeout_s)
-            if timed_out:
-                await self._end_command()
-            exit_code = self._exit_code(timed_out)
-            output = self._output
-            if self._marker is not None:
-                self._accept(self._marker)
-            else:
-                await self._restart()
-                restarted = True
-            elapsed = time.perf_counter() - started
-            return CommandResult(exit_code, output.text(), self._cwd, elapsed, output.truncated, timed_out, restarted)
+            return await self._run(command, timeout_s)
+
+    async def state(self) -> ShellState:
+        """See `Shell.state`."""
+        async with self._lock:
+            await self._ready()
+            shown, self._output = self._output, BoundedOutput(_STATE_BYTES)
+            result = await self._run(STATE_COMMAND, self._limits.start_s)
+            self._output = shown
+            return read_state(result.output, self._cwd, self._root)
+
+    async def _run(self, command: str, timeout_s: float) -> CommandResult:
+        started = time.perf_counter()
+        restarted = await self._ready()
+        try:
+            packet = command_packet(command, nonce := secrets.token_hex(8))
+        except ValueError as error:
+            return CommandResult(2, f"{error}\n", self._cwd, 0.0, restarted=restarted)
+        self._cancelled = True  # until the contrary is known: a cancelled call leaves its command running
+        self._send(packet, nonce, RUN_LINE)
+        timed_out = not await self._wait(timeout_s)
+        if timed_out:
+            await self._end_command()
+        exit_code, output = self._exit_code(timed_out), self._output
+        if self._marker is not None:
+            self._accept(self._marker)
+        else:
+            await self._restart()
+            restarted = True
+        spent_s = time.perf_counter() - started
+        return CommandResult(exit_code, output.text(), self._cwd, spent_s, output.truncated, timed_out, restarted)
 
     async def kill(self) -> None:
         """SIGKILL the shell and all in its sandbox, and wait until they are gone; idempotent.
@@ -129,7 +149,9 @@ class Terminal:
         self._output = BoundedOutput(self._limits.output_bytes)
         try:
             nonce = secrets.token_hex(8)
-            self._send(command_packet(setup_script(self._workspace, self._cwd), nonce), nonce, SETUP_LINE)
+            # A shell that is started again has the sandbox's own variables.
+            script = setup_script(self._workspace, self._cwd, None if self._started else self._exports)
+            self._send(command_packet(script, nonce), nonce, SETUP_LINE)
             ended = await self._wait(self._limits.start_s)
         except asyncio.CancelledError:
             self._drop(process)
@@ -199,12 +221,11 @@ class Terminal:
     def _send_rest(self, process: Spawned) -> None:
         """Write what the command pipe takes now, and the rest when it takes more."""
         try:
-            self._unsent = self._unsent[os.write(process.commands, self._unsent) :]
-            if not self._unsent:
-                return
-        except BlockingIOError:
-            pass
+            with contextlib.suppress(BlockingIOError):
+                self._unsent = self._unsent[os.write(process.commands, self._unsent) :]
         except OSError:
+            return
+        if not self._unsent:
             return
         asyncio.get_running_loop().add_writer(process.commands, self._on_writable, process)
 
@@ -237,11 +258,9 @@ class Terminal:
 
     def _on_time(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
-        if self._waiter is None:
-            return
-        if loop.time() < self._deadline:
+        if self._waiter is not None and loop.time() < self._deadline:
             self._set_timer(loop)
-        else:
+        elif self._waiter is not None:
             _wake(self._waiter)
 
     async def _end_command(self) -> None:
@@ -316,10 +335,9 @@ class Terminal:
         """Kill it and close this side of its terminal."""
         self._process = None
         self._spawner.kill(process.pid, self._token)
-        loop = asyncio.get_running_loop()
         for descriptor in (process.master, process.commands):
-            loop.remove_reader(descriptor)
-            loop.remove_writer(descriptor)
+            asyncio.get_running_loop().remove_reader(descriptor)
+            asyncio.get_running_loop().remove_writer(descriptor)
         process.close()
         if self._timer is not None:
             self._timer.cancel()

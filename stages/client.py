@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -48,14 +49,15 @@ class AsyncRolloutClient:
 
         Args:
             tasks: `{"task_id", "data"?}` each.
-            idempotency_key: the same key and body is accepted once, however often it is sent.
+            idempotency_key: the same key and body is accepted once, however often it is sent, also by another client.
+                Without one this call makes its own, so that a lost answer doubles nothing.
             options: further fields of POST /v1/rollouts: group_size, tag, sampling, priority, deadline_s, ...
 
         Raises:
             ServiceError: refused; the message names the field.
             RouterUnreachableError: no router answered.
         """
-        headers = {"Idempotency-Key": idempotency_key} if idempotency_key is not None else None
+        headers = {"Idempotency-Key": idempotency_key or f"auto-{secrets.token_hex(16)}"}
         body = {"tasks": list(tasks), **options}
         answer = await self._link.call("POST", "/v1/rollouts", body, answer=dict[str, Any], headers=headers)
         groups: list[dict[str, Any]] = answer["groups"]

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from stages.errors import ContextLengthError, LLMError
-from stages.http import TransportError, error_of, make_client
+from stages.http import InvalidURL, TransportError, error_of, make_client
 from stages.trajectory import Sampling, VersionSpan
 
 MODELS_TIMEOUT_S: Final = 10.0
@@ -104,7 +104,7 @@ class EngineClient:
                 response = await self._client.get(f"{url}/v1/models", headers=self._headers, timeout=MODELS_TIMEOUT_S)
                 models = msgspec.json.decode(response.content, type=_Models)
                 self._context_lengths[url] = models.data[0].max_model_len
-            except (TransportError, msgspec.MsgspecError, IndexError) as error:
+            except (*TransportError, InvalidURL, msgspec.MsgspecError, IndexError) as error:
                 raise EngineUnavailableError(f"replica {url} does not tell its models: {error}") from error
         return self._context_lengths[url]
 
@@ -141,7 +141,7 @@ class EngineClient:
                 headers=self._headers,
                 timeout=timeout_s,
             )
-        except TransportError as error:
+        except (*TransportError, InvalidURL) as error:
             raise EngineUnavailableError(f"replica {url}: {type(error).__name__}: {error}") from error
         llm_s = time.perf_counter() - started
         if response.status_code >= 400:

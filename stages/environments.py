@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from pathlib import Path
 
 import msgspec
 
@@ -22,13 +21,3 @@ def environment_key(environment: Environment, image_digest: str) -> str:
     """
     parts = [KEY_VERSION, image_digest, environment.setup_key, environment.network, platform.machine()]
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
-
-
-def host_image_digest() -> str:
-    """What "host" as an image is: the operating system's release and libc; nodes of one installation agree on it."""
-    try:
-        release = Path("/etc/os-release").read_bytes()
-    except OSError:
-        release = b""
-    libc = " ".join(platform.libc_ver()).encode()
-    return "sha256:" + hashlib.sha256(b"\n".join([b"host", release, libc, platform.machine().encode()])).hexdigest()

@@ -23,9 +23,14 @@ KEEP_ALIVE_S: Final = 4.0
 """Below the servers' own, so that no request is sent into a connection that is being closed."""
 RETRY_S: Final = (0.05, 1.0)
 RETRIED_STATUS: Final = frozenset({429, 503})
+FINAL_CODES: Final = frozenset({"draining"})
+"""Refusals that waiting does not change, whatever their status."""
+UNKNOWN: Final = "unknown"
+"""The code of an error without the contract's body."""
 
 T = TypeVar("T")
-TransportError = httpx.TransportError
+TransportError = (httpx.TransportError, httpx.DecodingError)
+InvalidURL = httpx.InvalidURL
 
 
 def make_client(*, connections: int = 256, timeout_s: float = 60.0) -> httpx.AsyncClient:
@@ -36,14 +41,27 @@ def make_client(*, connections: int = 256, timeout_s: float = 60.0) -> httpx.Asy
     return httpx.AsyncClient(transport=AiohttpTransport(limits=limits), timeout=httpx.Timeout(timeout_s))
 
 
+class _Error(msgspec.Struct):
+    code: str
+    message: str
+    detail: dict[str, Any] = {}
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _Error
+
+
+_FIXED: Final = frozenset({"status", "code", "message"})
+
+
 def error_of(response: httpx.Response) -> ServiceError:
     """The contract's error body as an exception."""
     try:
-        error = msgspec.json.decode(response.content)["error"]
-        code, message, detail = error["code"], error["message"], error.get("detail") or {}
-    except (msgspec.MsgspecError, KeyError, TypeError):
-        code, message, detail = "unknown", response.text[:200] or response.reason_phrase, {}
-    return ServiceError(response.status_code, str(code), message, **detail)
+        error = msgspec.json.decode(response.content, type=_ErrorBody).error
+        code, message, detail = error.code, error.message, error.detail
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        code, message, detail = UNKNOWN, response.text[:200] or response.reason_phrase, {}
+    return ServiceError(response.status_code, code, message, **{k: v for k, v in detail.items() if k not in _FIXED})
 
 
 class RouterLink:
@@ -104,10 +122,18 @@ class RouterLink:
             ServiceError: the router refused for good.
             RouterUnreachableError: no answer within the patience.
         """
-        response = await self.request(method, path, body, headers=headers, timeout_s=timeout_s, patience_s=patience_s)
-        if answer is bytes:
-            return response.content  # type: ignore[return-value]
-        return msgspec.json.decode(response.content, type=answer)
+        until = time.monotonic() + (self._patience_s if patience_s is None else patience_s)
+        while True:
+            left_s = max(0.0, until - time.monotonic())
+            response = await self.request(method, path, body, headers=headers, timeout_s=timeout_s, patience_s=left_s)
+            if answer is bytes:
+                return response.content  # type: ignore[return-value]
+            try:
+                return msgspec.json.decode(response.content, type=answer)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                if time.monotonic() + RETRY_S[1] >= until:
+                    raise RouterUnreachableError(f"{self._url}{path}: answer not understood: {error}") from error
+            await asyncio.sleep(RETRY_S[1])
 
     async def request(
         self,
@@ -124,6 +150,7 @@ class RouterLink:
         until = time.monotonic() + patience_s
         content = None if body is None else msgspec.json.encode(body)
         wait_s, last = RETRY_S[0], "no router.json yet"
+        failure: ServiceError | None = None
         while True:
             try:
                 if self._url is None or self._token is None:
@@ -132,18 +159,23 @@ class RouterLink:
                 response = await self._client.request(
                     method, f"{self._url}{path}", content=content, headers=sent, timeout=timeout_s
                 )
-            except (httpx.TransportError, RouterUnreachableError) as error:
-                last = f"{type(error).__name__}: {error}"
+            except (*TransportError, RouterUnreachableError, OSError) as error:
+                failure, last = None, f"{type(error).__name__}: {error}"
             else:
                 if response.status_code < 400:
                     return response
                 failure = error_of(response)
-                if response.status_code not in RETRIED_STATUS:
+                # A server error without the contract's body is not the router's word: a server that is being torn
+                # down says so, or something between us and it.
+                dying = response.status_code >= 500 and failure.code == UNKNOWN
+                if (response.status_code not in RETRIED_STATUS and not dying) or failure.code in FINAL_CODES:
                     raise failure
-                last = str(failure)
-                if time.monotonic() >= until:
-                    raise failure
+                if failure.code == "journal_stalled":
+                    # The router lives and says so: that is not what the patience is for.
+                    until = time.monotonic() + patience_s
             if time.monotonic() + wait_s >= until:
+                if failure is not None:
+                    raise failure
                 raise RouterUnreachableError(f"router at {self._url}: nothing for {patience_s:g} s: {last}")
             await asyncio.sleep(wait_s)
             wait_s = min(RETRY_S[1], wait_s * 2)
@@ -167,7 +199,6 @@ class RouterLink:
         self._url, self.epoch = found.url, found.epoch
 
     async def on_stale_epoch(self) -> None:
-        """After a 409 stale_epoch: find the newer router."""
-        self._url = None
+        """After a 409 stale_epoch: forget the old router; the next call finds the newer one."""
+        self._url, self.epoch = None, 0
         await asyncio.sleep(RETRY_S[0])
-        await self.locate()

@@ -27,7 +27,10 @@ def _safe(name: str, what: str) -> str:
 
 
 def parse_part(name: str, suffix: str = "") -> tuple[int, int] | None:
-    """(epoch, part) of a journal, payload (no suffix) or index (".jsonl") file name, or None for any other name."""
+    """(epoch, part) of a journal or payload file name, or with its suffix of an index part or a snapshot.
+
+    None for any other name.
+    """
     stem = name.removesuffix(suffix)
     match = _PART.fullmatch(stem)
     return (int(match[1]), int(match[2])) if match and stem + suffix == name else None
@@ -87,6 +90,10 @@ class RunLayout:
     def journal_part(self, epoch: int, part: int) -> Path:
         """One append-only part of an epoch's journal."""
         return self.journal / _part_name(epoch, part)
+
+    def snapshot(self, epoch: int, number: int) -> Path:
+        """The `number`-th snapshot that an epoch's router took of its ledger."""
+        return self.journal / f"{_part_name(epoch, number)}.snapshot"
 
     def epoch_claim(self, epoch: int) -> Path:
         """The name that a router hard-links into place to claim an epoch."""

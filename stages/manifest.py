@@ -67,14 +67,15 @@ def open_run(layout: RunLayout, config_yaml: str, config_digest: str, code_versi
             f"{layout.root} holds run {manifest.run_id} of another config ({layout.config} has it): "
             "give another run_dir, or the config of that run"
         )
-    if sharedfs.exists(layout.summary) and _ended_well(layout):
+    if sharedfs.exists(layout.summary) and _has_ended(layout):
         return Opened(manifest, "finished", 0)
     return Opened(manifest, "resumed", _begin_attempt(layout))
 
 
-def _ended_well(layout: RunLayout) -> bool:
+def _has_ended(layout: RunLayout) -> bool:
+    """Whether there is nothing left to do: what failed or was requeued goes on, what was cancelled does not."""
     summary = msgspec.json.decode(sharedfs.read_bytes(layout.summary))
-    return isinstance(summary, dict) and summary.get("state") == "completed"
+    return isinstance(summary, dict) and summary.get("state") in {"completed", "cancelled"}
 
 
 def _create(layout: RunLayout, config_yaml: str, config_digest: str, code_version: str) -> Manifest:

@@ -42,6 +42,12 @@ async def present(
         await asyncio.shield(asyncio.to_thread(sharedfs.unlink, layout.member(member)))
 
 
+def names(layout: RunLayout) -> frozenset[str]:
+    """The ids of all members as files say."""
+    files = (name for name in sharedfs.list_dir(layout.members) if not name.startswith("."))
+    return frozenset(name.removesuffix(".json") for name in files if name.endswith(".json"))
+
+
 def read_all(layout: RunLayout) -> list[dict[str, Any]]:
     """All members as files say; a file that goes away meanwhile is left out."""
     members = []

@@ -11,9 +11,10 @@ from typing import Any, Final, Literal
 import msgspec
 
 from stages.chat import ChatTokenizer, parse_tool_calls
+from stages.checkpoint import StreamState
 from stages.engine_client import Completion, EngineClient, EngineUnavailableError
 from stages.errors import ContextLengthError, LLMError
-from stages.stream import TokenStream
+from stages.stream import ABORT, TokenStream
 from stages.trajectory import Message, Sampling, Trajectory
 from stages.wire import SessionOut
 
@@ -21,6 +22,8 @@ RETRY_S: Final = (0.1, 2.0)
 
 OpenSession = Callable[[str | None], Awaitable[SessionOut]]
 """Gives the attempt's replica; the argument names one that has just failed."""
+Hold = Callable[[], Awaitable[None]]
+"""Awaited at each boundary between turns; returns when the agent may go on."""
 
 
 class StreamModel:
@@ -33,6 +36,9 @@ class StreamModel:
         sampling: sampling params; with a seed, each turn draws from its own seed derived from it.
         name: names requests in the engine's logs.
         patience_s: seconds from the first failure of a call until it is given up.
+        answer_s: seconds that one generation may take; the attempt's budget is what bounds it as a rule.
+        logprobs_mode: of which distribution the log-probs are.
+        hold: awaited before each generation, when all that came before it has ended.
     """
 
     def __init__(
@@ -44,15 +50,20 @@ class StreamModel:
         *,
         name: str,
         patience_s: float = 120.0,
+        answer_s: float = 3600.0,
         logprobs_mode: Literal["processed", "raw"] = "processed",
+        hold: Hold | None = None,
     ) -> None:
         self._engine, self._open_session, self._chat, self._sampling = engine, open_session, chat, sampling
-        self._name, self._patience_s = name, patience_s
+        self._name, self._patience_s, self._answer_s = name, patience_s, answer_s
         self._logprobs_mode: Literal["processed", "raw"] = logprobs_mode
         self._streams: list[TokenStream] = []
         self._messages: list[Message] = []
         self._tools: list[Mapping[str, Any]] = []
         self._transcript: list[Message] = []
+        self._history: list[Message] = []
+        self._asked: list[Message] | None = None
+        self._hold = hold
         self._session: SessionOut | None = None
         self._ended_by_itself = True
         self._answered_at: float | None = None
@@ -62,12 +73,15 @@ class StreamModel:
 
     async def generate(self, *, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Message:
         """Sample the next assistant message; see Model."""
-        stream = self._continue(messages, tools)
-        sampling = msgspec.structs.replace(self._sampling, seed=self._turn_seed(stream.turns))
-        completion, replica = await self._sample(stream, sampling)
-        stream.sampled(completion, replica)
-        self.llm_s += completion.llm_s
-        reply = self._read(completion)
+        self._charge_tools()
+        self._history = list(messages)
+        if self._hold is not None:
+            await self._hold()
+        if self._asked is None or self._asked != list(messages) or self._tools != list(tools):
+            self._continue(messages, tools)
+        stream = self._streams[-1]
+        await self._sample(stream)
+        reply = self._read(*stream.last_turn)
         self._took(messages, reply, tools)
         self._answered_at = time.perf_counter()
         return reply
@@ -82,68 +96,88 @@ class StreamModel:
         self._streams.append(stream)
         self._took(messages, reply, tools)
 
-    def _continue(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> TokenStream:
-        """The stream that these messages continue; a new chain where they rewrite what was said before."""
+    def _continue(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
+        """Bring the last chain to where these messages' reply is sampled.
+
+        A new chain begins where they rewrite what was said before, or take the place of what was asked in vain.
+        """
+        known, asked = len(self._messages), self._asked
+        bridge = None
+        if self._streams and asked is None and list(messages[:known]) == self._messages and list(tools) == self._tools:
+            bridge = self._chat.bridge(self._messages, messages[known:], tools or None, self._ended_by_itself)
+        if bridge is not None:
+            self._streams[-1].observe(self._chat.encode(bridge))
+            self._transcript += messages[known:]
+        else:
+            text = self._chat.render(messages, tools or None, add_generation_prompt=True)
+            self._streams.append(TokenStream(self._chat.encode(text)))
+            self._transcript += messages
+        self._asked, self._tools = list(messages), list(tools)
+
+    def _charge_tools(self) -> None:
+        """Charge what passed since the last reply to its turn."""
         if self._answered_at is not None:
             spent_s = time.perf_counter() - self._answered_at
             self._streams[-1].spent_on_tools(spent_s)
             self.tool_s += spent_s
             self._answered_at = None
-        known = len(self._messages)
-        if self._streams and list(messages[:known]) == self._messages and list(tools) == self._tools:
-            new = messages[known:]
-            bridge = self._chat.bridge(self._messages, new, tools or None, self._ended_by_itself)
-            if bridge is not None:
-                self._streams[-1].observe(self._chat.encode(bridge))
-                self._transcript += new
-                return self._streams[-1]
-        stream = TokenStream(self._chat.encode(self._chat.render(messages, tools or None, add_generation_prompt=True)))
-        self._streams.append(stream)
-        self._transcript += messages
-        return stream
 
     def _took(self, messages: Sequence[Message], reply: Message, tools: Sequence[Mapping[str, Any]]) -> None:
         if not self._transcript:
             self._transcript += messages
         self._messages = [*messages, reply]
-        self._tools = list(tools)
+        self._history, self._asked, self._tools = self._messages, None, list(tools)
         self._transcript.append(reply)
 
-    def _turn_seed(self, turn: int) -> int | None:
+    def _params(self, stream: TokenStream) -> Sampling:
+        """For what is left of the turn. A rest draws from a seed of its own: the same would repeat the same draws."""
+        left = self._sampling.max_tokens - stream.cut_tokens
         if self._sampling.seed is None:
-            return None
-        text = f"{self._sampling.seed}:{len(self._streams)}:{turn}".encode()
-        return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big")
+            return msgspec.structs.replace(self._sampling, max_tokens=left)
+        text = f"{self._sampling.seed}:{len(self._streams)}:{stream.turns}"
+        text += f":{stream.cut_tokens}" if stream.cut_tokens else ""
+        seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
+        return msgspec.structs.replace(self._sampling, max_tokens=left, seed=seed)
 
-    def _read(self, completion: Completion) -> Message:
-        ids = completion.token_ids
+    def _read(self, ids: Sequence[int], finish_reason: str) -> Message:
         self._ended_by_itself = bool(ids) and ids[-1] in self._chat.eos_ids
         text = self._chat.decode(ids[:-1] if self._ended_by_itself else ids)
         content, calls = parse_tool_calls(text)
         self._malformed += sum(call.error is not None for call in calls)
-        return Message("assistant", content, calls, finish_reason=completion.finish_reason)
+        return Message("assistant", content, calls, finish_reason=finish_reason)
 
-    async def _sample(self, stream: TokenStream, sampling: Sampling) -> tuple[Completion, str]:
-        """One generation, asked again while replicas fail; the deadline counts from the first failure."""
+    async def _sample(self, stream: TokenStream) -> None:
+        """One whole turn onto the stream, asked for again while replicas fail; the deadline counts from the first time.
+
+        A replica that is leaving answers with what it drew so far: that stays, and another one draws the rest.
+        """
         give_up_at: float | None = None
         wait_s, failed = RETRY_S[0], None
-        while True:
+        while (params := self._params(stream)).max_tokens > 0:
             if self._session is None or failed is not None:
                 self._session = await self._open_session(failed)
                 failed = None
             session = self._session
+            error = f"replica {session.replica_id} aborted the generation"
             try:
-                completion = await self._generate(session.replica_url, stream, sampling)
-            except EngineUnavailableError as error:
-                now = time.monotonic()
-                give_up_at = give_up_at or now + self._patience_s
-                if now + wait_s > give_up_at:
-                    raise LLMError(f"no replica answered for {self._patience_s:g} s: {error}") from error
-                failed = session.replica_id
-                await asyncio.sleep(wait_s)
-                wait_s = min(RETRY_S[1], wait_s * 2)
+                completion = await self._generate(session.replica_url, stream, params)
+            except EngineUnavailableError as unavailable:
+                error = str(unavailable)
             else:
-                return completion, session.replica_id
+                self.llm_s += completion.llm_s
+                if completion.finish_reason != ABORT or completion.token_ids:
+                    stream.sampled(completion, session.replica_id)
+                    give_up_at = None
+                if completion.finish_reason != ABORT:
+                    return
+            now = time.monotonic()
+            give_up_at = give_up_at or now + self._patience_s
+            if now + wait_s > give_up_at:
+                raise LLMError(f"no replica answered for {self._patience_s:g} s: {error}")
+            failed = session.replica_id
+            await asyncio.sleep(wait_s)
+            wait_s = min(RETRY_S[1], wait_s * 2)
+        stream.close("length")
 
     async def _generate(self, url: str, stream: TokenStream, sampling: Sampling) -> Completion:
         length = await self._engine.context_length(url)
@@ -151,14 +185,37 @@ class StreamModel:
         if room <= 0:
             raise ContextLengthError(f"the stream has {len(stream.ids)} tokens, the model's context is {length}")
         bounded = msgspec.structs.replace(sampling, max_tokens=min(room, sampling.max_tokens))
-        return await self._engine.generate(url, stream.ids, bounded, name=self._name, timeout_s=self._patience_s)
+        return await self._engine.generate(url, stream.ids, bounded, name=self._name, timeout_s=self._answer_s)
 
     def trajectory(self) -> Trajectory:
         """Everything so far."""
-        if self._answered_at is not None:
-            spent_s = time.perf_counter() - self._answered_at
-            self._streams[-1].spent_on_tools(spent_s)
-            self.tool_s += spent_s
-            self._answered_at = None
+        self._charge_tools()
         chains = [stream.chain() for stream in self._streams]
         return Trajectory(chains, list(self._transcript), self._logprobs_mode, self._malformed)
+
+    @property
+    def turns(self) -> int:
+        """Whole generations so far."""
+        return sum(stream.turns for stream in self._streams)
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens that engines sampled so far."""
+        return sum(stream.sampled_tokens for stream in self._streams)
+
+    def snapshot(self) -> StreamState:
+        """Everything that `restore` needs; taken while nothing is being generated."""
+        self._charge_tools()
+        return StreamState(
+            [stream.chain() for stream in self._streams], list(self._messages), [dict(tool) for tool in self._tools],
+            list(self._transcript), list(self._history), self._asked, self._ended_by_itself, self._malformed,
+            self.llm_s, self.tool_s,
+        )  # fmt: skip
+
+    def restore(self, state: StreamState) -> None:
+        """Become the model that the snapshot was taken of; its next prompt is that one's stream."""
+        self._streams = [TokenStream.of(chain) for chain in state.chains]
+        self._messages, self._tools = list(state.conversation), list(state.tools)
+        self._transcript, self._history = list(state.transcript), list(state.history)
+        self._asked, self._ended_by_itself = state.asked, state.ended_by_itself
+        self._malformed, self.llm_s, self.tool_s = state.malformed, state.llm_s, state.tool_s

@@ -113,3 +113,18 @@ class Agent(Protocol):
     async def run(self, row: Row, model: Model, sandbox: Sandbox, limits: Limits) -> None:
         """Work on one row. The token stream is kept by `model`; time-outs are raised around this call."""
         ...
+
+
+@runtime_checkable
+class ResumableAgent(Agent, Protocol):
+    """An agent whose whole state is its messages: what one worker began, another can end."""
+
+    async def resume(
+        self, row: Row, model: Model, sandbox: Sandbox, limits: Limits, messages: Sequence[Message]
+    ) -> None:
+        """Go on from `messages`; model and sandbox are as they were left.
+
+        They are what the agent last asked the model with; or they end with the model's reply, where the agent was
+        stopped while it acted on it: that action is done again.
+        """
+        ...

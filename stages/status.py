@@ -49,9 +49,13 @@ def read_status(layout: RunLayout) -> dict[str, Any]:
     for event in read_events(layout):
         ledger.apply(event)
     view = status_view(ledger)
+    stuck = None
+    found = beacon.read(layout)
+    if found is not None and (found.ended or is_surely_dead(found.identity)):
+        view["state"], stuck = "failed", "no process of it is alive; the command that started it carries it on"
     if not view["run_id"]:
         view["run_id"], view["state"] = _manifest_id(layout), "starting"
-    return {**view, "fleet": [], "members": members.read_all(layout), "slurm": {}, "stuck": None}
+    return {**view, "fleet": [], "members": members.read_all(layout), "slurm": {}, "stuck": stuck}
 
 
 def _manifest_id(layout: RunLayout) -> str:

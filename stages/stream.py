@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from stages.engine_client import Completion
 from stages.trajectory import Chain, Turn, VersionSpan
+
+ABORT = "abort"
+"""Finish reason of a generation that the engine cut: what it drew so far is part of a turn that goes on."""
 
 
 class TokenStream:
@@ -19,6 +24,15 @@ class TokenStream:
         self._versions: list[VersionSpan] = []
         self._turns: list[Turn] = []
 
+    @classmethod
+    def of(cls, chain: Chain) -> TokenStream:
+        """The stream that gave this chain."""
+        stream = cls(chain.token_ids[: chain.prompt_length])
+        stream.ids, stream._mask = list(chain.token_ids), list(chain.loss_mask)
+        stream._logprobs = list(chain.logprobs)
+        stream._versions, stream._turns = list(chain.policy_versions), list(chain.turns)
+        return stream
+
     def observe(self, ids: Sequence[int]) -> None:
         """Append tokens that nobody sampled: mask 0, log-prob 0."""
         self.ids += ids
@@ -26,33 +40,60 @@ class TokenStream:
         self._logprobs += [0.0] * len(ids)
 
     def sampled(self, completion: Completion, replica: str) -> None:
-        """Append what the engine sampled after the stream as it stands."""
+        """Append what the engine sampled after the stream as it stands; an aborted turn is continued by it."""
         start = len(self.ids)
         self.ids += completion.token_ids
         self._mask += [1] * len(completion.token_ids)
         self._logprobs += completion.logprobs
         for span in completion.versions:
             self._add_span(VersionSpan(span.version, start + span.start, start + span.end))
-        self._turns.append(
-            Turn(start, len(self.ids), completion.finish_reason, replica, completion.cached_tokens, completion.llm_s)
-        )
+        turn = Turn(start, len(self.ids), completion.finish_reason, replica, completion.cached_tokens, completion.llm_s)
+        if self.cut_tokens:
+            cut = self._turns.pop()
+            turn = msgspec.structs.replace(
+                turn, start=cut.start, cached_tokens=cut.cached_tokens, llm_s=cut.llm_s + turn.llm_s
+            )
+        self._turns.append(turn)
+
+    def close(self, finish_reason: str) -> None:
+        """End an aborted turn where it stands."""
+        self._turns[-1] = msgspec.structs.replace(self._turns[-1], finish_reason=finish_reason)
 
     def _add_span(self, span: VersionSpan) -> None:
-        self._versions.append(span)
+        last = self._versions[-1] if self._versions else None
+        if self.cut_tokens and last is not None and (last.version, last.end) == (span.version, span.start):
+            self._versions[-1] = VersionSpan(last.version, last.start, span.end)
+        else:
+            self._versions.append(span)
 
     def spent_on_tools(self, seconds: float) -> None:
         """Charge tool time to the last turn."""
         if self._turns:
             last = self._turns[-1]
-            self._turns[-1] = Turn(
-                last.start, last.end, last.finish_reason, last.replica, last.cached_tokens, last.llm_s,
-                last.tool_s + seconds,
-            )  # fmt: skip
+            self._turns[-1] = msgspec.structs.replace(last, tool_s=last.tool_s + seconds)
 
     @property
     def turns(self) -> int:
-        """Generations so far."""
-        return len(self._turns)
+        """Generations so far; an aborted one that goes on is not counted yet."""
+        return len(self._turns) - bool(self.cut_tokens)
+
+    @property
+    def cut_tokens(self) -> int:
+        """Tokens of the aborted turn at the stream's end; 0 where its last turn is whole."""
+        if not self._turns or self._turns[-1].finish_reason != ABORT:
+            return 0
+        return self._turns[-1].end - self._turns[-1].start
+
+    @property
+    def last_turn(self) -> tuple[list[int], str]:
+        """Sampled ids and finish reason of the last turn."""
+        turn = self._turns[-1]
+        return self.ids[turn.start : turn.end], turn.finish_reason
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens that an engine sampled."""
+        return sum(self._mask)
 
     def chain(self) -> Chain:
         """The chain as it stands; all per-token lists have one length."""

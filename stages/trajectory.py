@@ -112,7 +112,7 @@ class RunResult(msgspec.Struct, frozen=True):
     """The record of one RUN attempt in a handoff segment: what EVAL needs to grade it and to write its row.
 
     `workspace` is the packed layer (.tar.zst) of the task's declared paths with its digest, or None where the agent
-    changed nothing there.
+    changed nothing there. `earlier_nodes` are those of the checkpoints that the attempt goes back to.
     """
 
     rollout_id: str
@@ -131,6 +131,7 @@ class RunResult(msgspec.Struct, frozen=True):
     finished_at: float
     workspace_digest: str | None = None
     workspace: bytes | None = None
+    earlier_nodes: list[str] = []
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,3 +173,15 @@ class RowRange(msgspec.Struct, frozen=True):
     offset: int
     length: int
     crc32: int
+
+
+class CheckpointRange(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a checkpoint lies in a handoff segment, and what it holds: turns, sampled tokens, their oldest version."""
+
+    path: str
+    offset: int
+    length: int
+    crc32: int
+    turns: int = 0
+    tokens: int = 0
+    min_policy_version: int | None = None

@@ -6,9 +6,12 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from stages.trajectory import RowRange, Sampling
+from stages.trajectory import CheckpointRange, RowRange, Sampling
 
-PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
+PositiveInt = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+"""At most what an int32 column of the shards can say."""
+MemberId = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")]
+Number = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,18}$")]
 Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Stage = Literal["init", "run", "eval"]
 
@@ -30,7 +33,7 @@ class SamplingIn(_Request, frozen=True):
     temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
     top_p: Fraction | None = None
     max_tokens: PositiveInt | None = None
-    seed: int | None = None
+    seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
 
     def over(self, base: Sampling) -> Sampling:
         """The configured params with these on top."""
@@ -74,7 +77,7 @@ class RolloutsOut(msgspec.Struct, frozen=True):
 class PolicyIn(_Request, frozen=True):
     """POST /v1/policy."""
 
-    version: Annotated[int, msgspec.Meta(ge=0)]
+    version: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
     weights_path: str | None = None
     mode: Literal["keep", "wait", "abort"] = "keep"
 
@@ -82,10 +85,10 @@ class PolicyIn(_Request, frozen=True):
 class ReplicaIn(_Request, frozen=True):
     """POST /v1/replicas. `id` is the member that serves it; without one the router makes it from the URL."""
 
-    url: Annotated[str, msgspec.Meta(pattern=r"^https?://")]
-    model: str = ""
-    capacity: PositiveInt = 64
-    id: str | None = None
+    url: Annotated[str, msgspec.Meta(pattern=r"^https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?(/[!-~]*)?$")]
+    model: Annotated[str, msgspec.Meta(max_length=1024)] = ""
+    capacity: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 64
+    id: MemberId | None = None
 
 
 class SessionIn(_Request, frozen=True):
@@ -108,7 +111,7 @@ class SessionOut(msgspec.Struct, frozen=True):
 class LeaseIn(_Request, frozen=True):
     """POST /v1/lease."""
 
-    member: str
+    member: MemberId
     epoch: int
     stage: Stage
     free: Annotated[int, msgspec.Meta(ge=0)]
@@ -150,8 +153,11 @@ class InitInput(msgspec.Struct, frozen=True):
     budget_s: float
 
 
-class RunInput(msgspec.Struct, frozen=True):
-    """RUN: public columns (all of them for the oracle alone), layers lowest first, sampling params, service seconds."""
+class RunInput(msgspec.Struct, frozen=True, omit_defaults=True):
+    """RUN: public columns (all of them for the oracle alone), layers lowest first, sampling params, service seconds.
+
+    `checkpoint` is where an earlier attempt stopped, if one did.
+    """
 
     payload: dict[str, Any]
     layers: list[str]
@@ -160,6 +166,7 @@ class RunInput(msgspec.Struct, frozen=True):
     group_id: str
     task_id: str
     tag: str
+    checkpoint: CheckpointRange | None = None
 
 
 class EvalInput(msgspec.Struct, frozen=True):
@@ -185,9 +192,9 @@ class EvalInput(msgspec.Struct, frozen=True):
 class HeartbeatIn(_Request, frozen=True):
     """POST /v1/heartbeat: one a worker. `load` is for people: slots, busy, loop lag."""
 
-    member: str
+    member: MemberId
     epoch: int
-    leases: list[str]
+    leases: list[Number]
     load: dict[str, Any] = {}
 
 
@@ -230,9 +237,12 @@ class CommitTiming(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CommitIn(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One finished lease."""
+    """One finished lease; or, with the outcome `checkpoint`, one that goes on and could be taken up from there.
 
-    lease_id: str
+    `wasted_tokens` were sampled under the lease and are kept by nothing.
+    """
+
+    lease_id: Number
     rollout_id: str
     attempt: int
     outcome: str
@@ -243,13 +253,15 @@ class CommitIn(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     segment: RowRange | None = None
     min_policy_version: int | None = None
     row: CommitRow | None = None
+    checkpoint: CheckpointRange | None = None
+    wasted_tokens: int = 0
     timing: CommitTiming = CommitTiming()
 
 
 class CommitsIn(_Request, frozen=True):
     """POST /v1/commit."""
 
-    member: str
+    member: MemberId
     epoch: int
     commits: list[CommitIn]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import signal
 import time
@@ -14,8 +15,8 @@ import msgspec
 from sandbox.errors import SandboxError
 from stages.errors import RolloutError, RouterUnreachableError, ServiceError
 from stages.http import RouterLink
-from stages.ledger.outcomes import GIVEN_BACK
-from stages.trajectory import RowRange
+from stages.ledger.outcomes import CHECKPOINT, GIVEN_BACK, OUTCOMES
+from stages.trajectory import CheckpointRange, RowRange
 from stages.wire import (
     CommitIn,
     CommitRow,
@@ -33,8 +34,12 @@ from stages.wire import (
 POLL_S: Final = 20.0
 COMMIT_BATCH: Final = 256
 FLUSH_S: Final = 5.0
+MESSAGE_MAX: Final = 2000
 
 log = logging.getLogger(__name__)
+
+
+Keep = Callable[[LeaseOut, CheckpointRange], None]
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,12 +53,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     segment: RowRange | None = None
     row: CommitRow | None = None
     min_policy_version: int | None = None
+    checkpoint: CheckpointRange | None = None
+    wasted_tokens: int = 0
     llm_s: float = 0.0
     tool_s: float = 0.0
 
 
 class Stagehand(Protocol):
-    """One stage's work on one lease."""
+    """One stage's work on one lease; what it must not need to know of checkpoints has a body here."""
 
     timeout_class: str
     """The failure class of a lease that used up its budget."""
@@ -67,6 +74,14 @@ class Stagehand(Protocol):
         """Do it; raises RolloutError or SandboxError where a boundary broke."""
         ...
 
+    def attach(self, keep: Keep) -> None:
+        """Learn how a checkpoint is committed while its lease goes on."""
+        return
+
+    def drain(self, grace_s: float) -> None:
+        """The worker ends within `grace_s`: bring work to where another can go on with it."""
+        return
+
 
 class Worker:
     """Runs one stage's leases in `slots` at once until told to drain."""
@@ -79,8 +94,10 @@ class Worker:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._results: asyncio.Queue[CommitIn] = asyncio.Queue()
         self._unacknowledged: set[str] = set()
+        self._revoked: set[str] = set()
         self._slot_free = asyncio.Event()
         self._draining = asyncio.Event()
+        hand.attach(self._keep)
 
     def drain(self) -> None:
         """Take no more leases; `run` returns when the present ones are done."""
@@ -90,7 +107,7 @@ class Worker:
     async def run(self, *, grace_s: float) -> None:
         """Work until drained; what is not done `grace_s` after that is handed back."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
             loop.add_signal_handler(number, self.drain)
         heartbeat = asyncio.create_task(self._heartbeats(), name="heartbeat")
         committing = asyncio.create_task(self._commits(), name="commits")
@@ -98,6 +115,7 @@ class Worker:
         try:
             await self._until_drained({heartbeat, committing, leasing})
             leasing.cancel()
+            self._hand.drain(grace_s)
             if self._tasks:
                 await asyncio.wait(set(self._tasks.values()), timeout=grace_s)
             for task in list(self._tasks.values()):
@@ -135,7 +153,14 @@ class Worker:
                 await self._slot_free.wait()
                 continue
             for lease in await self._ask(free):
-                self._tasks[lease.lease_id] = asyncio.create_task(self._work(lease), name=lease.rollout_id)
+                task = asyncio.create_task(self._work(lease), name=lease.rollout_id)
+                self._tasks[lease.lease_id] = task
+                task.add_done_callback(functools.partial(self._done, lease.lease_id))
+
+    def _done(self, lease_id: str, _: asyncio.Task[None]) -> None:
+        del self._tasks[lease_id]
+        self._revoked.discard(lease_id)
+        self._slot_free.set()
 
     async def _ask(self, free: int) -> list[LeaseOut]:
         def body() -> LeaseIn:
@@ -161,11 +186,7 @@ class Worker:
 
     async def _work(self, lease: LeaseOut) -> None:
         started = time.perf_counter()
-        try:
-            result = await self._attempt(lease)
-        finally:
-            self._tasks.pop(lease.lease_id, None)
-            self._slot_free.set()
+        result = await self._attempt(lease)
         if result is None:
             return
         timing = CommitTiming(time.perf_counter() - started, result.llm_s, result.tool_s)
@@ -176,15 +197,27 @@ class Worker:
                 rollout_id=lease.rollout_id,
                 attempt=lease.attempt,
                 outcome=result.outcome,
-                message=result.message,
+                final=result.final,
+                message=_sendable(result.message),
                 layer=result.layer,
                 cached=result.cached,
                 segment=result.segment,
                 min_policy_version=result.min_policy_version,
                 row=result.row,
+                checkpoint=result.checkpoint,
+                wasted_tokens=result.wasted_tokens,
                 timing=timing,
             )
         )
+
+    def _keep(self, lease: LeaseOut, checkpoint: CheckpointRange) -> None:
+        """Commit a checkpoint of a lease that goes on."""
+        self._results.put_nowait(
+            CommitIn(
+                lease_id=lease.lease_id, rollout_id=lease.rollout_id, attempt=lease.attempt, outcome=CHECKPOINT,
+                checkpoint=checkpoint,
+            )
+        )  # fmt: skip
 
     async def _attempt(self, lease: LeaseOut) -> Result | None:
         """One lease to its result; None where the lease was revoked. The named boundary between rollouts and worker."""
@@ -196,7 +229,10 @@ class Worker:
             return Result(outcome=GIVEN_BACK, message="the worker drained")
         except RolloutError as error:
             log.warning("%s %s: %s: %s", self._stage, lease.rollout_id, error.failure_class, error)
-            return Result(outcome=error.failure_class, message=str(error), final=bool(error.detail.get("final")))
+            # What ends a trajectory comes with its bytes, as a result; raised, it is a fault like any other.
+            ended = OUTCOMES[error.failure_class].status == "completed"
+            outcome = "infrastructure" if ended else error.failure_class
+            return Result(outcome=outcome, message=str(error), final=bool(error.detail.get("final")))
         except SandboxError as error:
             log.warning("%s %s: sandbox: %s", self._stage, lease.rollout_id, error)
             return Result(outcome="sandbox", message=str(error))
@@ -218,16 +254,35 @@ class Worker:
             while not self._results.empty() and len(batch) < COMMIT_BATCH:
                 batch.append(self._results.get_nowait())
 
-            def body(commits: list[CommitIn] = batch) -> CommitsIn:
-                return CommitsIn(member=self._member, epoch=self._link.epoch, commits=commits)
-
-            answer: CommitsOut = await self._call("POST", "/v1/commit", body, CommitsOut, timeout_s=60)
-            for result in answer.results:
-                if result.status == "superseded":
-                    log.warning("%s: the result of lease %s came too late", self._stage, result.lease_id)
+            await self._commit(batch)
             for commit in batch:
-                self._unacknowledged.discard(commit.lease_id)
+                if commit.outcome != CHECKPOINT:
+                    self._unacknowledged.discard(commit.lease_id)
                 self._results.task_done()
+
+    async def _commit(self, batch: list[CommitIn]) -> None:
+        """Send results; where the router cannot make sense of one, the others must not suffer for it."""
+
+        def body() -> CommitsIn:
+            return CommitsIn(member=self._member, epoch=self._link.epoch, commits=batch)
+
+        try:
+            answer: CommitsOut = await self._call("POST", "/v1/commit", body, CommitsOut, timeout_s=60)
+        except ServiceError as error:
+            if error.status != 400 or (len(batch) == 1 and batch[0].outcome == "infrastructure"):
+                raise
+            log.error("%s: the router refused a result: %s", self._stage, error)
+            if len(batch) == 1 and batch[0].outcome == CHECKPOINT:
+                return  # nothing rests on it: its lease goes on
+            for commit in batch:
+                lone = commit if len(batch) > 1 else msgspec.structs.replace(
+                    commit, outcome="infrastructure", message=f"refused by the router: {error}"
+                )  # fmt: skip
+                await self._commit([lone])
+            return
+        for result in answer.results:
+            if result.status == "superseded":
+                log.warning("%s: the result of lease %s came too late", self._stage, result.lease_id)
 
     async def _heartbeats(self) -> None:
         while True:
@@ -240,9 +295,17 @@ class Worker:
                 leases = [*self._tasks, *self._unacknowledged]
                 return HeartbeatIn(member=self._member, epoch=self._link.epoch, leases=leases, load=load)
 
-            answer: HeartbeatOut = await self._call("POST", "/v1/heartbeat", body, HeartbeatOut, timeout_s=30)
+            # Far shorter than a lease: one that hangs must not be the reason why leases run out.
+            timeout_s = self._heartbeat_s + 2.0
+            answer: HeartbeatOut = await self._call("POST", "/v1/heartbeat", body, HeartbeatOut, timeout_s=timeout_s)
             for revoked in answer.revoked:
                 task = self._tasks.get(revoked.lease_id)
-                if task is not None:
+                if task is not None and revoked.lease_id not in self._revoked:
+                    self._revoked.add(revoked.lease_id)
                     log.info("%s: lease %s revoked: %s", self._stage, revoked.lease_id, revoked.reason)
                     task.cancel()
+
+
+def _sendable(message: str) -> str:
+    """Any text as JSON can carry it: an agent's file names may hold bytes that are no UTF-8."""
+    return message.encode("utf-8", "replace").decode()[:MESSAGE_MAX]

@@ -22,7 +22,9 @@ class Collected(msgspec.Struct, frozen=True):
     usable: int
 
 
-async def collect(client: AsyncRolloutClient, task_ids: Sequence[str], *, group_size: int, tag: str) -> Collected:
+async def collect(
+    client: AsyncRolloutClient, task_ids: Sequence[str], *, group_size: int, tag: str, max_open: int
+) -> Collected:
     """Submit every task and wait for its group.
 
     Safe to run again after any crash: batches carry idempotency keys, so what was accepted before is not accepted
@@ -34,16 +36,17 @@ async def collect(client: AsyncRolloutClient, task_ids: Sequence[str], *, group_
     """
     accepted: set[str] = set()
     async with asyncio.TaskGroup() as tasks:
-        submitting = tasks.create_task(_submit_all(client, task_ids, group_size, tag, accepted))
+        batch = max(1, min(BATCH, max_open // group_size))
+        submitting = tasks.create_task(_submit_all(client, task_ids, batch, group_size, tag, accepted))
         waiting = tasks.create_task(_wait_for_all(client, submitting, accepted))
     return waiting.result()
 
 
 async def _submit_all(
-    client: AsyncRolloutClient, task_ids: Sequence[str], group_size: int, tag: str, accepted: set[str]
+    client: AsyncRolloutClient, task_ids: Sequence[str], batch: int, group_size: int, tag: str, accepted: set[str]
 ) -> None:
-    for number, start in enumerate(range(0, len(task_ids), BATCH)):
-        tasks = [{"task_id": task_id} for task_id in task_ids[start : start + BATCH]]
+    for number, start in enumerate(range(0, len(task_ids), batch)):
+        tasks = [{"task_id": task_id} for task_id in task_ids[start : start + batch]]
         while True:
             try:
                 groups = await client.submit(tasks, idempotency_key=f"collect-{number}", group_size=group_size, tag=tag)

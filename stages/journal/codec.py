@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
+from stages import sharedfs
 from stages.errors import JournalError
 
 
@@ -38,19 +40,29 @@ def scan(data: bytes) -> Iterator[Line]:
         yield Line(body, position, crc.decode())
 
 
-def scan_sealed(data: bytes, length: int, name: str) -> Iterator[Line]:
-    """Lines of a sealed part: exactly `length` bytes of whole lines.
+def scan_sealed(data: bytes, length: int, name: str, start: int = 0) -> Iterator[Line]:
+    """Lines of a sealed part from byte `start` on, where `data` begins: whole lines up to exactly `length`.
 
     Raises:
         JournalError: the part is shorter or damaged inside what a later epoch has sealed as good.
     """
-    position = 0
-    for line in scan(data[:length]):
-        position = line.end
+    position = start
+    for line in scan(data):
+        position = start + line.end
         yield line
     if position != length:
-        raise JournalError(
-            f"journal part {name}: sealed at {length} bytes, readable up to {position} of {len(data)}; "
-            "restore the file or start a new run directory",
-            part=name,
-        )
+        raise _damaged(name, length, position, start + len(data))
+
+
+def check_size(path: Path, length: int, name: str) -> None:
+    """Raise JournalError where a sealed part that need not be read has lost bytes."""
+    if (size := sharedfs.stat_size(path)) < length:
+        raise _damaged(name, length, size, size)
+
+
+def _damaged(name: str, length: int, readable: int, size: int) -> JournalError:
+    return JournalError(
+        f"journal part {name}: sealed at {length} bytes, readable up to {readable} of {size}; "
+        "restore the file or start a new run directory",
+        part=name,
+    )

@@ -7,15 +7,20 @@ fsync, so whatever was acknowledged is there to be read. Its first record seals 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 
 from stages import sharedfs
 from stages.errors import FencedError, JournalError
-from stages.journal.codec import scan, scan_sealed
+from stages.journal.codec import check_size, scan, scan_sealed
 from stages.layout import RunLayout, parse_part
 from stages.ledger import events
 from stages.ledger.events import AnyEvent, EpochBegan, Part, PartBegan
+
+_OPEN: Final = -1
+"""Length of a part that nothing has sealed yet: it goes as far as its lines can be believed."""
+_FIRST_BYTES: Final = 1 << 18
 
 
 class Tail(NamedTuple):
@@ -54,29 +59,56 @@ def is_fenced(layout: RunLayout, epoch: int) -> bool:
 
 
 class Replay:
-    """Reads the history of a run directory in order; afterwards `history` names exactly the bytes that it believed."""
+    """Reads the history of a run directory in order; afterwards `history` names exactly the bytes that it believed.
+
+    Parts are found once, when it is made: after the claim, so that what they hold can only be added to by a zombie.
+    """
 
     def __init__(self, layout: RunLayout) -> None:
         self._layout = layout
+        self._known = self._parts()
         self.history: list[Part] = []
 
-    def events(self) -> Iterator[AnyEvent]:
-        """Every event in order.
+    def covers(self, parts: Sequence[Part], last_line: int) -> bool:
+        """Whether history begins with exactly these parts, the last one up to a line of `last_line` bytes."""
+        theirs = [part for part in parts if part.length]
+        ours = [part for part in self._known if part.length != 0]
+        if not theirs or len(theirs) > len(ours):
+            return False
+        for mine, covered in zip(ours, theirs[:-1], strict=False):
+            if (mine.epoch, mine.part) != (covered.epoch, covered.part) or mine.length not in {covered.length, _OPEN}:
+                return False
+        mine, last = ours[len(theirs) - 1], theirs[-1]
+        if (mine.epoch, mine.part) != (last.epoch, last.part):
+            return False
+        if mine.length != _OPEN and mine.length < last.length:
+            return False
+        start = last.length - last_line
+        line = sharedfs.read_range(self._layout.journal_part(last.epoch, last.part), start, last_line)
+        return line[:8] == last.crc.encode() and next((s.end for s in scan(line)), -1) == last_line
+
+    def events(self, after: Sequence[Part] = ()) -> Iterator[AnyEvent]:
+        """Every event in order, without those that lie in `after`, which history must cover.
 
         Raises:
             JournalError: a sealed part is damaged, or a line is no event of this version.
         """
+        self.history = []
+        skipped = {(part.epoch, part.part): part for part in after}
+        for part in self._known:
+            covered = skipped.get((part.epoch, part.part), Part(part.epoch, part.part, 0, ""))
+            if part.length == _OPEN:
+                yield from self._unsealed(covered)
+            else:
+                yield from self._sealed(part, covered.length)
+
+    def _parts(self) -> list[Part]:
+        """All parts in order; the length of one that nothing has sealed is `_OPEN`."""
         tail = self._newest_tail()
         if tail is None:
-            return
-        for part in tail.sealed:
-            yield from self._sealed(part)
-        for position, number in enumerate(tail.parts):
-            sealed = self._sealed_by_successor(tail, position)
-            if sealed is None:
-                yield from self._unsealed(tail.epoch, number)
-            else:
-                yield from self._sealed(sealed)
+            return []
+        own = [self._sealed_by_successor(tail, position) for position in range(len(tail.parts))]
+        return [*tail.sealed, *own]
 
     def _newest_tail(self) -> Tail | None:
         names = (parse_part(name) for name in sharedfs.list_dir(self._layout.journal))
@@ -85,41 +117,62 @@ class Replay:
             if parsed is not None:
                 parts_of.setdefault(parsed[0], []).append(parsed[1])
         for epoch in sorted(parts_of, reverse=True):
-            first = self._first_event(epoch, 0)
+            began = self._epoch_began(epoch, sorted(parts_of[epoch]))
             # An epoch that was claimed and never wrote its first record has decided nothing.
-            if isinstance(first, EpochBegan):
-                return Tail(first.history, epoch, sorted(parts_of[epoch]))
+            if began is not None:
+                return Tail(began.history, epoch, sorted(parts_of[epoch]))
         return None
 
-    def _sealed_by_successor(self, tail: Tail, position: int) -> Part | None:
+    def _epoch_began(self, epoch: int, parts: list[int]) -> EpochBegan | None:
+        """The epoch's first record; where part 0 broke, it stands in a later part behind that part's own first."""
+        for number in parts:
+            for event in self._first_events(epoch, number, 2):
+                if isinstance(event, EpochBegan):
+                    return event
+        return None
+
+    def _sealed_by_successor(self, tail: Tail, position: int) -> Part:
         """A part of the same epoch is sealed by the next one's first record, where that was written."""
+        number = tail.parts[position]
         for later in tail.parts[position + 1 :]:
             first = self._first_event(tail.epoch, later)
             if isinstance(first, PartBegan):
-                number = tail.parts[position]
                 # A part that its successor does not name broke before it held anything good.
                 return next((part for part in first.before if part.part == number), Part(tail.epoch, number, 0, ""))
-        return None
+        return Part(tail.epoch, number, _OPEN, "")
 
     def _first_event(self, epoch: int, part: int) -> AnyEvent | None:
-        try:
-            data = sharedfs.read_bytes(self._layout.journal_part(epoch, part))
-        except FileNotFoundError:
-            return None
-        line = next(scan(data), None)
-        return None if line is None else self._decode(line.body, epoch, part)
+        return next(iter(self._first_events(epoch, part, 1)), None)
 
-    def _sealed(self, part: Part) -> Iterator[AnyEvent]:
-        data = sharedfs.read_range(self._layout.journal_part(part.epoch, part.part), 0, part.length)
-        for line in scan_sealed(data, part.length, f"{part.epoch}-{part.part}"):
-            yield self._decode(line.body, part.epoch, part.part)
+    def _first_events(self, epoch: int, part: int, count: int) -> list[AnyEvent]:
+        size = _FIRST_BYTES
+        while True:
+            try:
+                data = sharedfs.read_range(self._layout.journal_part(epoch, part), 0, size)
+            except FileNotFoundError:
+                return []
+            lines = list(itertools.islice(scan(data), count))
+            if len(lines) == count or len(data) < size or data.count(b"\n") > len(lines):
+                return [self._decode(line.body, epoch, part) for line in lines]
+            size *= 4
+
+    def _sealed(self, part: Part, start: int) -> Iterator[AnyEvent]:
+        path = self._layout.journal_part(part.epoch, part.part)
+        name = f"{part.epoch}-{part.part}"
+        if start < part.length:
+            data = sharedfs.read_range(path, start, part.length - start)
+            for line in scan_sealed(data, part.length, name, start):
+                yield self._decode(line.body, part.epoch, part.part)
+        elif part.length:
+            check_size(path, part.length, name)
         self.history.append(part)
 
-    def _unsealed(self, epoch: int, number: int) -> Iterator[AnyEvent]:
-        length, crc = 0, ""
-        for line in scan(sharedfs.read_bytes(self._layout.journal_part(epoch, number))):
+    def _unsealed(self, covered: Part) -> Iterator[AnyEvent]:
+        epoch, number, start, crc = covered.epoch, covered.part, covered.length, covered.crc
+        path, length = self._layout.journal_part(epoch, number), start
+        for line in scan(sharedfs.read_range(path, start, max(0, sharedfs.stat_size(path) - start))):
             yield self._decode(line.body, epoch, number)
-            length, crc = line.end, line.crc
+            length, crc = start + line.end, line.crc
         self.history.append(Part(epoch, number, length, crc))
 
     def _decode(self, body: memoryview, epoch: int, part: int) -> AnyEvent:

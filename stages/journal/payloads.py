@@ -17,7 +17,7 @@ from stages import sharedfs
 from stages.errors import JournalError
 from stages.layout import RunLayout, parse_part
 
-CACHE_ROWS: Final = 1024
+CACHE_BYTES: Final = 64 << 20
 _HEADER = re.compile(rb"([0-9a-f]{32}) (\d+) ([0-9a-f]{8})\n")
 _HEADER_MAX: Final = 64
 
@@ -52,6 +52,8 @@ class Payloads:
         self._places: dict[str, _Place] = {}
         self._staged: dict[str, bytes] = {}
         self._cache: dict[str, dict[str, Any]] = {}
+        self._sizes: dict[str, int] = {}
+        self._cached_bytes = 0
         self._file: sharedfs.AppendFile | None = None
         self._epoch = 0
         self._part = -1
@@ -91,7 +93,7 @@ class Payloads:
         staged, self._staged = self._staged, {}
         for digest, body in staged.items():
             # Readable from memory while the write is under way.
-            self._remember(digest, msgspec.json.decode(body))
+            self._remember(digest, msgspec.json.decode(body), len(body))
         return staged
 
     def write(self, staged: dict[str, bytes]) -> None:
@@ -136,13 +138,16 @@ class Payloads:
         if zlib.crc32(body) != place.crc:
             raise JournalError(f"payload {digest} is damaged: {path} at {place.offset}", digest=digest)
         row: dict[str, Any] = msgspec.json.decode(body)
-        self._remember(digest, row)
+        self._remember(digest, row, len(body))
         return row
 
-    def _remember(self, digest: str, row: dict[str, Any]) -> None:
-        if len(self._cache) >= CACHE_ROWS:
-            self._cache.pop(next(iter(self._cache)))
-        self._cache[digest] = row
+    def _remember(self, digest: str, row: dict[str, Any], size: int) -> None:
+        self._cached_bytes += size - self._sizes.get(digest, 0)
+        self._cache[digest], self._sizes[digest] = row, size
+        while self._cached_bytes > CACHE_BYTES and len(self._cache) > 1:
+            oldest = next(iter(self._cache))
+            del self._cache[oldest]
+            self._cached_bytes -= self._sizes.pop(oldest)
 
     def close(self) -> None:
         """Close the pack being written."""

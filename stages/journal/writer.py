@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from stages import sharedfs
 from stages.errors import FencedError, JournalError
 from stages.journal.codec import encode_line
-from stages.journal.history import is_fenced
+from stages.journal.fence import Fence
 from stages.journal.payloads import Payloads
 from stages.layout import RunLayout
 from stages.ledger import events
@@ -24,15 +25,34 @@ from stages.ledger.events import AnyEvent, Part, PartBegan
 
 PART_BYTES: Final = 64 << 20
 RETRY_S: Final = 0.5
+STALL_S: Final = 5.0
+"""A batch that takes longer than this to become durable is a stall: nobody is let in, nobody waits on."""
+SAMPLES: Final = 4096
+
+
+class Covered(NamedTuple):
+    """Exact bytes: this epoch's parts so far, the last one up to a line of `last_line` bytes."""
+
+    parts: list[Part]
+    last_line: int
 
 
 class Entry(NamedTuple):
-    """An event on its way to disk, with what is due when it is there."""
+    """An event on its way to disk, with what is due when it is there. A `mark` asks where the journal then stands."""
 
     line: bytes
     reply: Any
     effects: list[Effect]
-    waiter: asyncio.Future[Any] | None
+    waiter: asyncio.Future[Any]
+    mark: asyncio.Future[Covered] | None
+
+
+class _Batch:
+    """What becomes durable together, and how far that has come: a step that is done is not done again."""
+
+    def __init__(self, entries: list[Entry], staged: dict[str, bytes]) -> None:
+        self.entries, self.staged = entries, staged
+        self.written = False
 
 
 class JournalWriter:
@@ -45,26 +65,42 @@ class JournalWriter:
         payloads: Payloads,
         publish: Callable[[list[Effect]], None],
         clock: Callable[[], float],
+        *,
+        fence: Fence | None = None,
+        stall_s: float = STALL_S,
     ) -> None:
         self._layout, self._epoch, self._payloads = layout, epoch, payloads
-        self._publish, self._clock = publish, clock
+        self._publish, self._clock, self._stall_s = publish, clock, stall_s
+        self._fence = fence or Fence(layout, epoch)
         self._pending: list[Entry] = []
         self._wake = asyncio.Event()
         self._closed = False
         self._file: sharedfs.AppendFile | None = None
         self._part = -1
-        self._last_crc = ""
+        self._last_line = b""
         self._before: list[Part] = []
-        self.stalled_since: float | None = None
-        self.stall_reason = ""
-        self.fsync_s: list[float] = []
+        self._busy_since: float | None = None
+        self._refused_since: float | None = None
+        self._reason = ""
+        self.fsync_s: deque[float] = deque(maxlen=SAMPLES)
         self.events = 0
         self.bytes = 0
 
-    def put(self, event: AnyEvent, reply: Any, effects: list[Effect]) -> asyncio.Future[Any]:
+    def put(
+        self, event: AnyEvent, reply: Any, effects: list[Effect], mark: asyncio.Future[Covered] | None = None
+    ) -> asyncio.Future[Any]:
         """Queue an applied event; the future gives `reply` once it is durable and published."""
+        return self._queue(encode_line(events.encode(event)), reply, effects, mark)
+
+    def settled(self) -> asyncio.Future[Any]:
+        """A future that is done once everything put so far is durable."""
+        return self._queue(b"", None, [], None)
+
+    def _queue(
+        self, line: bytes, reply: Any, effects: list[Effect], mark: asyncio.Future[Covered] | None
+    ) -> asyncio.Future[Any]:
         waiter: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._pending.append(Entry(encode_line(events.encode(event)), reply, effects, waiter))
+        self._pending.append(Entry(line, reply, effects, waiter, mark))
         self._wake.set()
         return waiter
 
@@ -74,52 +110,53 @@ class JournalWriter:
         Raises:
             FencedError: a newer epoch exists; nothing that waits is acknowledged.
         """
-        staged: dict[str, bytes] = {}
-        batch: list[Entry] = []
-        while True:
-            if not batch:
-                await self._wake.wait()
-                self._wake.clear()
-                batch, self._pending = self._pending, []
-                if not batch and self._closed:
-                    return
-            staged.update(self._payloads.take_staged())
-            try:
-                await asyncio.to_thread(self._write, batch, staged)
-            except FencedError as error:
-                self._refuse(batch + self._pending, error)
-                raise
-            except OSError as error:
-                # Acknowledgements stop here until the disk is well again; requests get 503 meanwhile.
-                self.stalled_since = self.stalled_since or time.monotonic()
-                self.stall_reason = str(error)
-                await asyncio.sleep(RETRY_S)
+        while self._pending or not self._closed:
+            await self._wake.wait()
+            self._wake.clear()
+            if not self._pending:
                 continue
-            self.stalled_since, staged = None, {}
-            self._settle(batch)
-            batch = []
-            if self._pending or self._closed:
-                self._wake.set()
+            entries, self._pending = self._pending, []
+            try:
+                await self._persist(_Batch(entries, self._payloads.take_staged()))
+            except BaseException as error:  # whoever waits must hear of it, whatever it is; raised again below
+                self._refuse(entries + self._pending, error)
+                raise
+            self._settle(entries)
 
-    def _write(self, batch: list[Entry], staged: dict[str, bytes]) -> None:
+    async def _persist(self, batch: _Batch) -> None:
+        """Make a batch durable, however long the filesystem refuses: acknowledgements stop until it is well again."""
+        self._busy_since = time.monotonic()
+        while True:
+            try:
+                await asyncio.to_thread(self._write, batch)
+                break
+            except OSError as error:
+                self._refused_since = self._refused_since or time.monotonic()
+                self._reason = str(error)
+                await asyncio.sleep(RETRY_S)
+        self._busy_since = self._refused_since = None
+
+    def _write(self, batch: _Batch) -> None:
         started = time.perf_counter()
-        self._payloads.write(staged)
-        file = self._usable_part()
-        file.append(b"".join([entry.line for entry in batch]))
-        file.sync()
-        self._last_crc = batch[-1].line[:8].decode() if batch else self._last_crc
-        if is_fenced(self._layout, self._epoch):
-            raise FencedError(f"epoch {self._epoch} is over: a newer router has claimed {self._layout.root}")
+        self._payloads.write(batch.staged)
+        batch.staged = {}
+        if not batch.written:
+            file = self._usable_part()
+            file.append(b"".join([entry.line for entry in batch.entries]))
+            file.sync()
+            # From here on only the fence may be asked again: lines written twice would be events that happened twice.
+            batch.written = True
+            self._last_line = next((e.line for e in reversed(batch.entries) if e.line), self._last_line)
+        self._fence.check()
         self.fsync_s.append(time.perf_counter() - started)
-        self.events += len(batch)
+        self.events += len(batch.entries)
 
     def _usable_part(self) -> sharedfs.AppendFile:
         file = self._file
         if file is not None and not file.broken and file.good_length < PART_BYTES:
             return file
         if file is not None:
-            good = file.good_length
-            self._before.append(Part(self._epoch, self._part, good, self._last_crc if good else ""))
+            self._before.append(self._part_now(file.good_length))
             file.close()
             self._file = None
         self._part += 1
@@ -130,30 +167,64 @@ class JournalWriter:
             file.append(encode_line(events.encode(began)))
         return file
 
-    def _settle(self, batch: list[Entry]) -> None:
-        self._publish([effect for entry in batch for effect in entry.effects])
-        for entry in batch:
+    def _part_now(self, length: int) -> Part:
+        return Part(self._epoch, self._part, length, self._last_line[:8].decode() if length else "")
+
+    def _settle(self, entries: list[Entry]) -> None:
+        self._publish([effect for entry in entries for effect in entry.effects])
+        assert self._file is not None
+        position = self._file.good_length - sum(len(entry.line) for entry in entries)
+        for entry in entries:
+            position += len(entry.line)
             self.bytes += len(entry.line)
-            if entry.waiter is not None and not entry.waiter.done():
+            if entry.mark is not None and not entry.mark.done():
+                part = Part(self._epoch, self._part, position, entry.line[:8].decode())
+                entry.mark.set_result(Covered([*self._before, part], len(entry.line)))
+            if not entry.waiter.done():
                 entry.waiter.set_result(entry.reply)
 
-    def _refuse(self, entries: list[Entry], error: Exception) -> None:
+    def _refuse(self, entries: list[Entry], error: BaseException) -> None:
         self._closed = True
         for entry in entries:
-            if entry.waiter is not None and not entry.waiter.done():
-                entry.waiter.set_exception(error)
+            for future in (entry.waiter, entry.mark):
+                if future is not None and not future.done():
+                    if isinstance(error, JournalError):
+                        future.set_exception(error)
+                    else:
+                        future.cancel()
+
+    def covered(self) -> Covered | None:
+        """Where the journal stands; None unless all that was put is durable and ends in a line of this epoch."""
+        if self._pending or self._busy_since is not None or self._file is None or not self._last_line:
+            return None
+        return Covered([*self._before, self._part_now(self._file.good_length)], len(self._last_line))
+
+    @property
+    def stalled_s(self) -> float:
+        """For how long the filesystem has refused, or kept a batch waiting beyond the bound; 0 while all is well."""
+        now = time.monotonic()
+        if self._refused_since is not None:
+            return now - self._refused_since
+        waiting_s = 0.0 if self._busy_since is None else now - self._busy_since
+        return waiting_s if waiting_s > self._stall_s else 0.0
+
+    def stalled(self) -> JournalError:
+        """What callers are told who waited, or want in, while nothing can be acknowledged."""
+        stalled_s = self.stalled_s
+        reason = self._reason if self._refused_since is not None else f"{self._layout.journal} does not answer"
+        return JournalError(f"journal stalled for {stalled_s:.1f} s: {reason}; ask again", stalled_s=stalled_s)
 
     def check_open(self) -> None:
         """Refuse events while nothing could acknowledge them.
 
         Raises:
-            JournalError: closed, or stalled by the filesystem.
+            FencedError: the epoch has ended.
+            JournalError: stalled by the filesystem.
         """
         if self._closed:
             raise FencedError(f"epoch {self._epoch} has ended")
-        if self.stalled_since is not None:
-            stalled_s = time.monotonic() - self.stalled_since
-            raise JournalError(f"journal stalled for {stalled_s:.1f} s: {self.stall_reason}", stalled_s=stalled_s)
+        if self.stalled_s:
+            raise self.stalled()
 
     def close(self) -> None:
         """Write out what waits and let `run` return."""

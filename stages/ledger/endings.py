@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from stages.ledger import outcomes
-from stages.ledger.effects import Failed, Finished, Publish
+from stages.ledger import checkpoints, lag, outcomes
+from stages.ledger.effects import Failed, Publish
 from stages.ledger.events import CommitItem, Committed
-from stages.ledger.outcomes import GIVEN_BACK, OUTCOMES
+from stages.ledger.outcomes import CHECKPOINT, GIVEN_BACK, OUTCOMES
 from stages.ledger.state import EVAL, INIT, QUEUED, RUN, Closing, EnvironmentState, Group, Lease, Rollout
 from stages.shards.index import GroupLine, RowsLine
 
@@ -28,11 +28,17 @@ def commit(ledger: Ledger, event: Committed) -> list[str]:
     for item in event.commits:
         lease = ledger.state.leases.get(item.lease)
         if lease is None or lease.member != event.member:
-            statuses.append("already" if item.lease in ledger.state.committed else "superseded")
+            statuses.append(_refused(ledger, item))
+            continue
+        ledger.state.last_progress = ledger.state.now
+        ledger.state.counts.wasted_tokens += item.wasted_tokens
+        if lease.stage == RUN and item.checkpoint is not None:
+            checkpoints.keep(ledger, ledger.state.rollouts[lease.work], item.checkpoint)
+        if item.outcome == CHECKPOINT:
+            statuses.append("ok")
             continue
         ledger.drop_lease(item.lease)
         _remember(ledger, item.lease)
-        ledger.state.last_progress = ledger.state.now
         if lease.stage == INIT:
             _environment_done(ledger, lease, item)
         else:
@@ -42,6 +48,15 @@ def commit(ledger: Ledger, event: Committed) -> list[str]:
         statuses.append("ok")
     ledger.fill_ready_buffer()
     return statuses
+
+
+def _refused(ledger: Ledger, item: CommitItem) -> str:
+    """What a result without its lease is answered; one that came too late is kept readable and counts for nothing."""
+    if item.lease in ledger.state.committed:
+        return "already"
+    if item.segment is not None:
+        ledger.state.superseded[item.segment.path] = None
+    return "superseded"
 
 
 def _remember(ledger: Ledger, lease_id: int) -> None:
@@ -111,13 +126,15 @@ def _run_done(ledger: Ledger, rollout: Rollout, item: CommitItem) -> None:
         rollout.min_policy_version = item.min_policy_version
         if item.segment is not None:
             ledger.state.segments[item.segment.path] += 1
-        if _is_stale(ledger, rollout):
-            end(ledger, rollout, "stale", _stale_message(ledger, rollout))
+        checkpoints.drop(ledger, rollout)
+        if lag.drop_if_stale(ledger, ledger.state.groups[rollout.group]):
             return
         _count_attempt(ledger, item.outcome)
         rollout.tries = 0
         ledger.enqueue(rollout, EVAL)
         return
+    if item.outcome != "llm":  # the fault may lie in what the checkpoint holds
+        checkpoints.waste(ledger, rollout)
     _attempt_failed(ledger, rollout, RUN, item)
 
 
@@ -127,13 +144,18 @@ def _eval_done(ledger: Ledger, rollout: Rollout, item: CommitItem) -> None:
         return
     if OUTCOMES[item.outcome].status != "completed":
         _attempt_failed(ledger, rollout, EVAL, item)
-    elif _is_stale(ledger, rollout):
-        end(ledger, rollout, "stale", _stale_message(ledger, rollout))
-    else:
-        _count_attempt(ledger, item.outcome)
-        # What RUN ended with stands, unless the verifier caught the agent at something.
-        outcome = rollout.outcome if item.outcome == outcomes.OK else item.outcome
-        end(ledger, rollout, outcome, item.message or rollout.message, item)
+        return
+    _count_attempt(ledger, item.outcome)
+    # What RUN ended with stands, unless the verifier caught the agent at something.
+    outcome = rollout.outcome if item.outcome == outcomes.OK else item.outcome
+    message = item.message or rollout.message
+    group = ledger.state.groups[rollout.group]
+    if lag.bound(ledger, group) is None:
+        end(ledger, rollout, outcome, message, item)
+    elif not lag.drop_if_stale(ledger, group):
+        rollout.outcome, rollout.message, rollout.graded = outcome, message, item
+        rollout.stage, rollout.state, rollout.queued_at = EVAL, QUEUED, ledger.state.now
+        _settle(ledger, group)
 
 
 def _attempt_failed(ledger: Ledger, rollout: Rollout, stage: str, item: CommitItem) -> None:
@@ -164,17 +186,6 @@ def _backoff_s(tries: int) -> float:
     return min(longest, first * 2.0 ** (tries - 1))
 
 
-def _is_stale(ledger: Ledger, rollout: Rollout) -> bool:
-    group = ledger.state.groups[rollout.group]
-    max_lag = ledger.state.rules.max_lag if group.max_lag is None else group.max_lag
-    oldest = rollout.min_policy_version
-    return max_lag is not None and oldest is not None and ledger.state.policy_version - oldest > max_lag
-
-
-def _stale_message(ledger: Ledger, rollout: Rollout) -> str:
-    return f"sampled by policy version {rollout.min_policy_version}, the current one is {ledger.state.policy_version}"
-
-
 def lose(ledger: Ledger, lease: Lease, reason: str) -> None:
     """A lease is over without a result: its work is queued again, within the budget of losses."""
     ledger.drop_lease(lease.id, revoke=reason)
@@ -202,6 +213,13 @@ def lose(ledger: Ledger, lease: Lease, reason: str) -> None:
 
 def end(ledger: Ledger, rollout: Rollout, outcome: str, message: str, item: CommitItem | None = None) -> None:
     """The rollout's one terminal entry; closes its group when it was the last."""
+    group = ledger.state.groups[rollout.group]
+    end_alone(ledger, rollout, outcome, message, item)
+    _settle(ledger, group)
+
+
+def end_alone(ledger: Ledger, rollout: Rollout, outcome: str, message: str, item: CommitItem | None = None) -> None:
+    """The rollout's one terminal entry, without what follows for its group: who calls this closes the group."""
     _forget(ledger, rollout)
     state = ledger.state
     group = state.groups[rollout.group]
@@ -224,9 +242,21 @@ def end(ledger: Ledger, rollout: Rollout, outcome: str, message: str, item: Comm
     group.open -= 1
     if rule.in_statistics:
         group.usable += 1
-    if group.open == 0:
-        _close(ledger, group)
-    elif group.min_usable is not None and group.usable >= group.min_usable and group.closing == "complete":
+
+
+def _settle(ledger: Ledger, group: Group) -> None:
+    """Close the group where nothing of it is left to do, or where it has enough.
+
+    What a group with a lag bound holds back counts as done: it is published here, all at once.
+    """
+    held = lag.held_back(ledger, group)
+    if len(held) == group.open:
+        for rollout in held:
+            end_alone(ledger, rollout, rollout.outcome, rollout.message, rollout.graded)
+        close(ledger, group)
+        return
+    usable = group.usable + sum(OUTCOMES[rollout.outcome].in_statistics for rollout in held)
+    if group.min_usable is not None and usable >= group.min_usable:
         cancel_open(ledger, group, "min_usable", f"the group has its {group.min_usable} usable rollouts")
 
 
@@ -254,12 +284,9 @@ def _forget(ledger: Ledger, rollout: Rollout) -> None:
         del environment.waiting[rollout.id]
         if not environment.waiting:
             ledger.queues.by_stage[INIT].discard(environment.key)
+    checkpoints.drop(ledger, rollout)
     if rollout.segment is not None:
-        path = rollout.segment.path
-        state.segments[path] -= 1
-        if state.segments[path] == 0:
-            del state.segments[path]
-            ledger.effects.append(Finished(path))
+        checkpoints.release(ledger, rollout.segment.path)
 
 
 def _count_end(ledger: Ledger, status: str, outcome: str, reward: float | None, item: CommitItem | None) -> None:
@@ -274,15 +301,23 @@ def _count_end(ledger: Ledger, status: str, outcome: str, reward: float | None, 
 
 
 def cancel_open(ledger: Ledger, group: Group, closing: Closing, reason: str) -> int:
-    """End what is still open of a group; `closing` becomes the group line's closed_by."""
+    """Close a group now: what it holds back is published, what is still open ends as cancelled; returns how many.
+
+    `closing` becomes the group line's closed_by.
+    """
     group.closing = closing
     still_open = [ledger.state.rollouts[r] for r in group.rollouts if r in ledger.state.rollouts]
     for rollout in still_open:
-        end(ledger, rollout, "cancelled", reason)
-    return len(still_open)
+        if rollout.graded is not None:
+            end_alone(ledger, rollout, rollout.outcome, rollout.message, rollout.graded)
+        else:
+            end_alone(ledger, rollout, "cancelled", reason)
+    close(ledger, group)
+    return sum(rollout.graded is None for rollout in still_open)
 
 
-def _close(ledger: Ledger, group: Group) -> None:
+def close(ledger: Ledger, group: Group) -> None:
+    """The group's one line; the group leaves memory."""
     state = ledger.state
     state.seq += 1
     line = GroupLine(

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from stages.trajectory import RowRange, Sampling
+from stages.trajectory import CheckpointRange, RowRange, Sampling
 
 
 class Event(msgspec.Struct, frozen=True, tag_field="type", omit_defaults=True, kw_only=True):
@@ -100,6 +100,8 @@ class Heartbeat(Event, frozen=True, tag="beat"):
 class CommitItem(msgspec.Struct, frozen=True, omit_defaults=True):
     """One finished lease. INIT brings `layer`, RUN `segment`, EVAL `row` with what the index says of it.
 
+    The outcome `checkpoint` does not finish it; `given_back` may bring a `checkpoint` too.
+
     `final` says of a fault that trying again would meet it again.
     """
 
@@ -118,6 +120,8 @@ class CommitItem(msgspec.Struct, frozen=True, omit_defaults=True):
     service_s: float = 0.0
     llm_s: float = 0.0
     tool_s: float = 0.0
+    checkpoint: CheckpointRange | None = None
+    wasted_tokens: int = 0
 
 
 class Committed(Event, frozen=True, tag="commit"):

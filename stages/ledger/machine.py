@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from stages.ledger import endings
+from stages.ledger import checkpoints, endings, lag
 from stages.ledger.effects import Effect, Revoke
 from stages.ledger.events import (
     AnyEvent,
@@ -64,7 +64,7 @@ class Ledger:
             Cancelled: self._cancelled,
             Tick: self._tick,
             Draining: lambda event: setattr(self.state, "draining", event.on),
-            PolicyChanged: lambda event: setattr(self.state, "policy_version", event.version),
+            PolicyChanged: self._policy,
             ReplicaChanged: self._replica,
             SessionOpened: self._session_opened,
             SessionClosed: self._session_closed,
@@ -140,7 +140,6 @@ class Ledger:
         for lease in state.leases.values():
             lease.expires_at = event.t + state.rules.lease_ttl_s
         state.last_progress = event.t
-        state.draining = False
 
     def _submitted(self, event: Submitted) -> list[tuple[str, str, list[str]]]:
         state = self.state
@@ -161,6 +160,7 @@ class Ledger:
         state.counts.groups_accepted += len(event.groups)
         if event.key is not None:
             state.keys[event.key] = (event.body_digest or "", [spec.group_id for spec in event.groups])
+        state.last_progress = state.now
         self.fill_ready_buffer()
         return accepted
 
@@ -219,6 +219,7 @@ class Ledger:
         if stage == RUN:
             rollout.attempt += 1
             rollout.queue_run_s += waited
+            checkpoints.waste_if_stale(self, rollout)
         else:
             rollout.queue_eval_s += waited
         return rollout.attempt
@@ -279,6 +280,11 @@ class Ledger:
             or any(lease.expires_at <= now for lease in state.leases.values())
             or any(group.deadline is not None and group.deadline <= now for group in state.groups.values())
         )
+
+    def _policy(self, event: PolicyChanged) -> None:
+        self.state.policy_version = event.version
+        lag.drop_all_stale(self)
+        self.fill_ready_buffer()
 
     def _replica(self, event: ReplicaChanged) -> None:
         self.state.fleet.change(event.replica, event.change, event.url, event.model, event.capacity, event.reason)

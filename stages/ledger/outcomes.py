@@ -40,10 +40,13 @@ OUTCOMES: Final[dict[str, Outcome]] = {
 GIVEN_BACK: Final = "given_back"
 """Not a failure: a draining worker hands its lease back unfinished; it costs the rollout no attempt."""
 
+CHECKPOINT: Final = "checkpoint"
+"""No end at all: RUN names where the rollout could be taken up, and keeps its lease."""
+
 
 def is_known(outcome: str) -> bool:
     """Whether a worker may commit this outcome."""
-    return outcome in OUTCOMES or outcome == GIVEN_BACK
+    return outcome in OUTCOMES or outcome in {GIVEN_BACK, CHECKPOINT}
 
 
 def failure_class(outcome: str) -> str | None:

@@ -30,6 +30,16 @@ class PriorityQueue:
         """Take a key out wherever it stands; absent keys are fine."""
         self._live.pop(key, None)
 
+    def entries(self) -> dict[str, tuple[int, int]]:
+        """What is queued, with its place: `refill` of another queue makes it the same."""
+        return dict(self._live)
+
+    def refill(self, entries: dict[str, tuple[int, int]]) -> None:
+        """Hold exactly these entries."""
+        self._live = dict(entries)
+        self._heap = [(priority, order, key) for key, (priority, order) in entries.items()]
+        heapq.heapify(self._heap)
+
     def first(self, limit: int) -> Iterator[str]:
         """Up to `limit` keys in order, without taking them out."""
         self._prune()

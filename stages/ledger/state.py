@@ -7,10 +7,10 @@ from typing import Literal
 
 import msgspec
 
-from stages.ledger.events import Rules
+from stages.ledger.events import CommitItem, Rules
 from stages.ledger.fleet import Fleet
 from stages.ledger.queues import PriorityQueue
-from stages.trajectory import RowRange, Sampling
+from stages.trajectory import CheckpointRange, RowRange, Sampling
 
 INIT, RUN, EVAL = "init", "run", "eval"
 STAGES = (INIT, RUN, EVAL)
@@ -26,6 +26,8 @@ class Rollout(msgspec.Struct):
         attempt: how many times RUN has been leased for it (the current one included).
         failures: infrastructure faults so far, and `losses` leases lost with their workers.
         held: its environment is ready but the ready buffer was full.
+        checkpoint: the newest one, made by attempt `checkpoint_attempt`; the next RUN lease goes on from it.
+        graded: EVAL's result, while the rollout waits for its group (see lag.py); it is then in no queue.
     """
 
     id: str
@@ -45,6 +47,9 @@ class Rollout(msgspec.Struct):
     segment: RowRange | None = None
     min_policy_version: int | None = None
     held: bool = False
+    graded: CommitItem | None = None
+    checkpoint: CheckpointRange | None = None
+    checkpoint_attempt: int = 0
     queue_init_s: float = 0.0
     init_s: float = 0.0
     queue_run_s: float = 0.0
@@ -117,6 +122,8 @@ class Counts(msgspec.Struct):
     tokens: int = 0
     infra_failures: int = 0
     attempts_ended: int = 0
+    checkpoints: int = 0
+    wasted_tokens: int = 0
     by_class: Counter[str] = msgspec.field(default_factory=Counter)
 
 
@@ -141,6 +148,7 @@ class State(msgspec.Struct):
     committed: dict[int, None] = {}
     keys: dict[str, tuple[str, list[str]]] = {}
     segments: Counter[str] = msgspec.field(default_factory=Counter)
+    superseded: dict[str, None] = {}
     counts: Counts = msgspec.field(default_factory=Counts)
     fleet: Fleet = msgspec.field(default_factory=Fleet)
     delayed: list[tuple[float, int, str, str]] = []

@@ -25,7 +25,7 @@ from stages.shards.writer import ShardWriter
 from stages.store import LayerStore
 from stages.trajectory import Row, RunResult, Timing
 from stages.wire import CommitRow, EvalInput, LeaseOut
-from stages.worker import Result
+from stages.worker import Result, Stagehand
 
 
 class RunNames(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ class RunNames(msgspec.Struct, frozen=True):
     keep_messages: bool = True
 
 
-class EvalHand:
+class EvalHand(Stagehand):
     """One EVAL worker's hands."""
 
     timeout_class = "verifier"
@@ -141,7 +141,7 @@ class EvalHand:
             agent=self._names.agent, model=left.model, status=rule.status, failure_class=failure_class(outcome),
             mask_sample=rule.mask_sample, mask_reason=None, reward=reward.value, reward_parts=reward.parts,
             grading=reward.grading, trajectory=trajectory, sampling=left.sampling, timing=timing,
-            nodes=list(dict.fromkeys([left.node, here().node])), slurm_job_id=slurm_job_id(),
+            nodes=list(dict.fromkeys([*left.earlier_nodes, left.node, here().node])), slurm_job_id=slurm_job_id(),
             layer_digests=given.layers, infrastructure_attempts=given.infrastructure_attempts,
             created_at=given.created_at, finished_at=now,
         )  # fmt: skip

@@ -10,10 +10,10 @@ from sandbox.protocols import SandboxBackend, SandboxSpec
 from stages.protocols import Task
 from stages.store import LayerStore
 from stages.wire import InitInput, LeaseOut
-from stages.worker import Result
+from stages.worker import Result, Stagehand
 
 
-class InitHand:
+class InitHand(Stagehand):
     """One INIT worker's hands."""
 
     timeout_class = "sandbox"

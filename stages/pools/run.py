@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 
@@ -17,13 +19,17 @@ from stages.errors import AgentError, PolicyTimeoutError, RolloutError, StageErr
 from stages.handoff import SegmentWriter
 from stages.http import RouterLink
 from stages.identity import here
-from stages.ledger.outcomes import OK, OUTCOMES
+from stages.layout import RunLayout
+from stages.ledger.outcomes import GIVEN_BACK, OK, OUTCOMES
 from stages.model import StreamModel
-from stages.protocols import Agent, Environment, Limits, Task
+from stages.pools.turns import Drain, Restored, Turns, restored
+from stages.protocols import Agent, Environment, Limits, ResumableAgent, Task
 from stages.store import LayerStore
 from stages.trajectory import ModelIdentity, RunResult, Sampling, Trajectory
 from stages.wire import LeaseOut, RunInput, SessionIn, SessionOut
-from stages.worker import Result
+from stages.worker import Keep, Result, Stagehand
+
+CANCEL_S: Final = 2.0
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -34,10 +40,19 @@ class Policy(msgspec.Struct, frozen=True):
     logprobs_mode: str = "processed"
 
 
-class RunHand:
+class Saving(msgspec.Struct, frozen=True):
+    """Where and how often checkpoints are made: `scratch` is on the sandbox backend's own filesystem."""
+
+    layout: RunLayout
+    scratch: Path
+    every_turns: int = 0
+    visibility_s: float = 60.0
+
+
+class RunHand(Stagehand):
     """One RUN worker's hands."""
 
-    timeout_class = "policy_timeout"
+    timeout_class = "sandbox"
 
     def __init__(
         self,
@@ -51,69 +66,101 @@ class RunHand:
         engine: EngineClient,
         link: RouterLink,
         segments: SegmentWriter,
+        saving: Saving,
     ) -> None:
         self._task, self._agent, self._limits, self._policy = task, agent, limits, policy
         self._backend, self._store, self._engine, self._link = backend, store, engine, link
-        self._segments = segments
+        self._segments, self._saving = segments, saving
+        self._drain = Drain()
+        self._keep: Keep = lambda lease, checkpoint: None
 
     @property
     def warm(self) -> list[str]:
         """Layers that are unpacked on this node."""
         return self._store.warm
 
+    def attach(self, keep: Keep) -> None:
+        """See Stagehand."""
+        self._keep = keep
+
+    def drain(self, grace_s: float) -> None:
+        """Stop each agent at its next turn's boundary; its checkpoint goes back with the lease."""
+        self._drain.ask(grace_s)
+
     async def work(self, lease: LeaseOut) -> Result:
-        """Run the agent to its end, whatever that is, and hand on what it left."""
+        """Run the agent to its end, whatever that is, and hand on what it left; or to where a drain stops it."""
         given = msgspec.json.decode(lease.input, type=RunInput)
-        started = time.perf_counter()
         environment = self._task.environment(given.payload)
         layers = [await asyncio.to_thread(self._store.unpacked, digest) for digest in given.layers]
-        model = self._model(lease, given)
-        async with self._backend.create(_spec(environment, layers)) as sandbox:
-            outcome, message = await self._run_agent(given, model, sandbox)
-            workspace = await self._workspace(environment, sandbox)
+        saving = self._saving
+        async with restored(saving.layout.root, given, saving.scratch, saving.visibility_s) as before:
+            lost = given.checkpoint.tokens if given.checkpoint is not None and before is None else 0
+            turns = Turns(
+                lease, given, before, resumes=isinstance(self._agent, ResumableAgent), every=saving.every_turns,
+                drain=self._drain, segments=self._segments, keep=self._keep,
+            )  # fmt: skip
+            model = self._model(lease, given, turns)
+            if before is not None:
+                model.restore(before.record.stream)
+            async with self._backend.create(_spec(environment, layers, before)) as sandbox:
+                turns.begin(model, sandbox)
+                ended = await _until_stopped(self._run_agent(given, model, sandbox, turns, before), turns)
+                if ended is None:
+                    checkpoint, wasted = await turns.hand_on()
+                    return Result(
+                        outcome=GIVEN_BACK, message="the worker drained", checkpoint=checkpoint,
+                        wasted_tokens=wasted + lost,
+                    )  # fmt: skip
+                workspace = await self._workspace(environment, sandbox)
+        return await self._hand_over(lease, given, model, turns, *ended, *workspace, lost=lost)
+
+    async def _hand_over(
+        self, lease: LeaseOut, given: RunInput, model: StreamModel, turns: Turns, outcome: str, message: str,
+        digest: str | None, workspace: bytes | None, *, lost: int,
+    ) -> Result:  # fmt: skip
+        """Write the finished attempt to this worker's segment."""
         trajectory = model.trajectory()
         place = await self._segments.append(
             RunResult(
-                lease.rollout_id,
-                given.group_id,
-                given.task_id,
-                lease.attempt,
-                outcome,
-                message,
-                trajectory,
-                given.sampling,
-                self._policy.identity,
-                here().node,
-                time.perf_counter() - started,
-                model.llm_s,
-                model.tool_s,
-                time.time(),
-                *workspace,
+                lease.rollout_id, given.group_id, given.task_id, lease.attempt, outcome, message, trajectory,
+                given.sampling, self._policy.identity, here().node, turns.spent_s, model.llm_s, model.tool_s,
+                time.time(), digest, workspace, turns.nodes,
             )
-        )
+        )  # fmt: skip
         return Result(
             outcome=outcome, message=message, segment=place, min_policy_version=oldest_version(trajectory),
-            llm_s=model.llm_s, tool_s=model.tool_s,
+            wasted_tokens=lost, llm_s=model.llm_s, tool_s=model.tool_s,
         )  # fmt: skip
 
-    def _model(self, lease: LeaseOut, given: RunInput) -> StreamModel:
+    def _model(self, lease: LeaseOut, given: RunInput, turns: Turns) -> StreamModel:
         async def open_session(failed: str | None) -> SessionOut:
             body = SessionIn(rollout_id=lease.rollout_id, attempt=lease.attempt, failed=failed)
             return await self._link.call("POST", "/v1/sessions", body, answer=SessionOut)
 
         return StreamModel(
             self._engine, open_session, self._policy.chat, _seeded(given, lease.rollout_id),
-            name=f"{lease.rollout_id}.{lease.attempt}", logprobs_mode=self._policy.logprobs_mode,  # type: ignore[arg-type]
+            name=f"{lease.rollout_id}.{lease.attempt}", hold=turns.hold,
+            logprobs_mode=self._policy.logprobs_mode,  # type: ignore[arg-type]
         )  # fmt: skip
 
-    async def _run_agent(self, given: RunInput, model: StreamModel, sandbox: Sandbox) -> tuple[str, str]:
+    async def _run_agent(
+        self, given: RunInput, model: StreamModel, sandbox: Sandbox, turns: Turns, before: Restored | None
+    ) -> tuple[str, str]:
         """The agent's outcome; faults that say nothing about the policy are raised on."""
+        budget = asyncio.timeout(given.budget - turns.spent_s)
         try:
-            async with asyncio.timeout(given.budget):
-                await self._agent.run(given.payload, model, sandbox, self._limits)
-        except TimeoutError:
-            error: RolloutError = PolicyTimeoutError(f"the attempt used up its {given.budget:g} s of service time")
-            return error.failure_class, str(error)
+            async with budget:
+                if before is not None and isinstance(self._agent, ResumableAgent):
+                    history = before.record.stream.history
+                    await self._agent.resume(given.payload, model, sandbox, self._limits, history)
+                else:
+                    await self._agent.run(given.payload, model, sandbox, self._limits)
+        except TimeoutError as error:
+            if budget.expired():
+                return PolicyTimeoutError.failure_class, f"the attempt used up its {given.budget:g} s of service time"
+            if error.errno is not None:
+                raise
+            return AgentError.failure_class, f"TimeoutError: {error}"
         except RolloutError as error:
             # Only what ends a trajectory that can be graded is an outcome; the rest is retried.
             if OUTCOMES[error.failure_class].status != "completed":
@@ -135,10 +182,25 @@ class RunHand:
         return packed.digest, await asyncio.to_thread(Path(packed.path).read_bytes)
 
 
-def _spec(environment: Environment, layers: list[Path]) -> SandboxSpec:
+async def _until_stopped(agent: Coroutine[Any, Any, tuple[str, str]], turns: Turns) -> tuple[str, str] | None:
+    """The agent's outcome, or None where a drain stopped it: the agent is then cancelled and has ended."""
+    running = asyncio.create_task(agent, name="agent")
+    stopped = asyncio.create_task(turns.stopped(), name="drain")
+    try:
+        await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        return running.result() if running.done() else None
+    finally:
+        stopped.cancel()
+        running.cancel()
+        # An agent that swallows its cancellation is left to the sandbox's end.
+        await asyncio.wait({running}, timeout=CANCEL_S)
+
+
+def _spec(environment: Environment, layers: list[Path], before: Restored | None) -> SandboxSpec:
     return SandboxSpec(
-        image=environment.image, layers=tuple(str(layer) for layer in layers), workspace=environment.workspace
-    )
+        image=environment.image, layers=tuple(str(layer) for layer in layers), workspace=environment.workspace,
+        upper=None if before is None else str(before.upper), shell=None if before is None else before.record.shell,
+    )  # fmt: skip
 
 
 def _seeded(given: RunInput, rollout_id: str) -> Sampling:

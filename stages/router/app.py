@@ -4,13 +4,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from stages.errors import FencedError, JournalError, ServiceError
+from stages import control
+from stages.errors import FencedError, JournalError, ServiceError, ShardError
 from stages.ledger.events import Draining
 from stages.router.auth import Role, Tokens
 from stages.router.core import Router
@@ -19,7 +22,7 @@ from stages.router.metrics import render
 from stages.router.replicas import Replicas
 from stages.router.rollouts import Rollouts, encode_lines
 from stages.router.views import status_view
-from stages.web import Request, Response, Route, Starlette
+from stages.web import ClientDisconnect, Request, Response, Route, Starlette
 from stages.wire import CommitsIn, HeartbeatIn, LeaseIn, PolicyIn, ReplicaIn, RolloutsIn, SessionIn
 
 MAX_BODY: Final = 64 << 20
@@ -35,6 +38,8 @@ NOT_BUILT: Final = {
     **{("POST", f"/{name}"): "ProRL Agent's routes" for name in (
         "start", "stop", "process", "cancel", "add_llm_server", "clear_llm_server")},
 }  # fmt: skip
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
@@ -129,14 +134,14 @@ class Service:
         return answer(await self._rollouts.submit(parse(body, RolloutsIn), key, body), 202)
 
     async def rollout(self, request: Request) -> Response:
-        return answer(self._rollouts.rollout(request.path_params["id"]))
+        return answer(await self._rollouts.rollout(request.path_params["id"]))
 
     async def group(self, request: Request) -> Response:
-        return answer(self._rollouts.group(request.path_params["id"]))
+        return answer(await self._rollouts.group(request.path_params["id"]))
 
     async def listing(self, request: Request) -> Response:
         params = request.query_params
-        return answer(self._rollouts.listing(params.get("state"), params.get("tag"), params.get("after")))
+        return answer(await self._rollouts.listing(params.get("state"), params.get("tag"), params.get("after")))
 
     async def results(self, request: Request) -> Response:
         after = query(request, "after", int, 0, 0)
@@ -157,7 +162,8 @@ class Service:
 
     async def lease(self, request: Request) -> Response:
         asked = parse(await read_body(request), LeaseIn)
-        return answer(await self._leasing.lease(msgspec.structs.replace(asked, wait_s=min(asked.wait_s, MAX_WAIT_S))))
+        bounded = msgspec.structs.replace(asked, wait_s=min(asked.wait_s, MAX_WAIT_S))
+        return answer(await self._leasing.lease(bounded, request.is_disconnected))
 
     async def heartbeat(self, request: Request) -> Response:
         return answer(await self._leasing.heartbeat(parse(await read_body(request), HeartbeatIn)))
@@ -171,7 +177,8 @@ class Service:
         return answer({"freed": await self._leasing.gone(member, "its process ended")})
 
     async def policy(self, request: Request) -> Response:
-        return answer({"version": self._router.ledger.state.policy_version, "replicas": self._replicas.listing()})
+        version = self._router.ledger.state.policy_version
+        return answer({"version": version, "replicas": self._replicas.policy_view()})
 
     async def set_policy(self, request: Request) -> Response:
         return answer(await self._replicas.set_policy(parse(await read_body(request), PolicyIn)))
@@ -192,12 +199,15 @@ class Service:
         return answer(await self._replicas.close_session(request.path_params["id"]))
 
     async def drain(self, request: Request) -> Response:
+        # The file makes it last: the next router, if this one dies, goes on draining.
+        await asyncio.to_thread(control.request, self._router.layout.root, "drain")
         await self._router.submit(Draining(t=self._router.clock()))
         return answer({"state": "draining"}, 202)
 
     async def status(self, request: Request) -> Response:
         view = status_view(self._router.ledger)
-        return answer({**view, "fleet": self._replicas.listing(), "members": self._members()})
+        fence = self._router.probed._asdict()
+        return answer({**view, "fence": fence, "fleet": self._replicas.listing(), "members": self._members()})
 
     async def metrics(self, request: Request) -> Response:
         return Response(render(self._router), media_type="text/plain; version=0.0.4")
@@ -267,5 +277,13 @@ def _guarded(handler: Handler, tokens: Tokens, roles: frozenset[Role] | None) ->
             return refusal(ServiceError(409, "stale_epoch", str(error)))
         except JournalError as error:
             return refusal(ServiceError(503, "journal_stalled", str(error), retry_after_s=2))
+        except ShardError as error:
+            return refusal(ServiceError(503, "not_visible", str(error), retry_after_s=5))
+        except ClientDisconnect:
+            raise
+        except Exception as error:  # the last boundary: whatever broke, the client gets the contract's error body
+            log.exception("%s %s", request.method, request.url.path)
+            message = f"{type(error).__name__} in the router; its log has the rest"
+            return refusal(ServiceError(500, "internal", message))
 
     return guarded

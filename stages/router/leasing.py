@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import msgspec
@@ -32,8 +34,12 @@ from stages.wire import (
     RunInput,
 )
 
+REMEMBERED_GONE: Final = 10_000
+"""Dead members whose parked requests are given nothing; ids are unique an incarnation."""
 MESSAGE_MAX: Final = 2000
 """Characters of a failure's message that are journaled."""
+
+_PATH = re.compile(r"(handoff|shards)/[A-Za-z0-9][A-Za-z0-9_.-]{0,200}")
 
 
 class Budgets(msgspec.Struct, frozen=True):
@@ -51,6 +57,7 @@ class Leasing:
         self._router, self._served = router, served
         self._sampling, self._budgets = sampling, budgets
         self.loads: dict[str, dict[str, Any]] = {}
+        self._gone: dict[str, None] = {}
 
     def _check_epoch(self, epoch: int) -> None:
         if epoch != self._router.epoch:
@@ -59,12 +66,15 @@ class Leasing:
                 epoch=self._router.epoch, url=self._router.url,
             )  # fmt: skip
 
-    async def lease(self, request: LeaseIn) -> LeasesOut:
-        """Grant up to `free` leases, waiting up to `wait_s` for the first."""
+    async def lease(self, request: LeaseIn, has_left: Callable[[], Awaitable[bool]]) -> LeasesOut:
+        """Grant up to `free` leases, waiting up to `wait_s` for the first; nothing to a caller that `has_left`."""
         self._check_epoch(request.epoch)
         self._router.check_open()
         until = time.monotonic() + request.wait_s
         while True:
+            if request.member in self._gone or await has_left():
+                self._router.wake_leases()  # what woke this request is somebody else's now
+                return LeasesOut(self._router.epoch, [])
             work = grants.choose(self._router.ledger, request.stage, request.free, frozenset(request.warm))
             if work:
                 event = Leased(t=self._router.clock(), member=request.member, stage=request.stage, work=work)
@@ -112,7 +122,7 @@ class Leasing:
         if lease.stage == RUN:
             return RunInput(
                 self._served.for_agent(row), layers, group.sampling or self._sampling, self._budgets.run_s,
-                group.id, group.task_id, group.tag,
+                group.id, group.task_id, group.tag, rollout.checkpoint,
             )  # fmt: skip
         assert rollout.segment is not None
         return EvalInput(
@@ -151,6 +161,10 @@ class Leasing:
     def _item(self, commit: CommitIn) -> CommitItem:
         if not outcomes.is_known(commit.outcome):
             raise ServiceError(400, "invalid", f"commits.outcome: {commit.outcome!r} is not a failure class or 'ok'")
+        for field, place in (("segment", commit.segment), ("row", commit.row), ("checkpoint", commit.checkpoint)):
+            if place is not None and not _PATH.fullmatch(place.path):
+                message = f"commits.{field}.path: {place.path!r} is no file of handoff/ or shards/"
+                raise ServiceError(400, "invalid", message)
         lease = self._router.ledger.state.leases.get(_lease_number(commit.lease_id))
         if lease is not None:
             self._check_result(commit, lease)
@@ -162,11 +176,14 @@ class Leasing:
             row=RowRange(row.path, row.offset, row.length, row.crc32) if row else None,
             reward=row.reward if row else None, tokens=row.tokens if row else 0,
             min_policy_version=row.min_policy_version if row else commit.min_policy_version,
+            checkpoint=commit.checkpoint, wasted_tokens=commit.wasted_tokens,
             service_s=round(timing.service_s, 4), llm_s=round(timing.llm_s, 4), tool_s=round(timing.tool_s, 4),
         )  # fmt: skip
 
     def _check_result(self, commit: CommitIn, lease: Lease) -> None:
         """A result without the bytes that it claims would leave a rollout that nobody can read."""
+        if commit.outcome == outcomes.CHECKPOINT and (lease.stage != RUN or commit.checkpoint is None):
+            raise ServiceError(400, "invalid", "commits.checkpoint: outcome 'checkpoint' is RUN's and names a range")
         known = outcomes.OUTCOMES.get(commit.outcome)
         if known is None or known.status != "completed":
             return
@@ -177,13 +194,16 @@ class Leasing:
 
     async def gone(self, member: str, reason: str) -> int:
         """A member is dead: its leases are free at once."""
+        self._gone[member] = None
+        if len(self._gone) > REMEMBERED_GONE:
+            del self._gone[next(iter(self._gone))]
+        freed: int = await self._router.submit(MemberGone(t=self._router.clock(), member=member, reason=reason))
         self.loads.pop(member, None)
         self._router.revoked.pop(member, None)
-        freed: int = await self._router.submit(MemberGone(t=self._router.clock(), member=member, reason=reason))
         return freed
 
 
 def _lease_number(lease_id: str) -> int:
-    if not lease_id.isdecimal():
+    if not (lease_id.isascii() and lease_id.isdecimal() and len(lease_id) <= 18):
         raise ServiceError(400, "invalid", f"lease_id: {lease_id!r} is not a lease of this run")
     return int(lease_id)

@@ -40,6 +40,11 @@ class Replicas:
             for r in self._router.ledger.state.fleet.replicas.values()
         ]  # fmt: skip
 
+    def policy_view(self) -> list[dict[str, Any]]:
+        """Which replicas serve the current policy, as GET and POST /v1/policy show them."""
+        replicas = self._router.ledger.state.fleet.replicas.values()
+        return [{"id": r.id, "ok": r.health == READY, "error": r.reason or None} for r in replicas]
+
     async def join(self, request: ReplicaIn) -> dict[str, Any]:
         """A replica offers itself; one of the same URL is replaced."""
         replica_id = request.id or "replica-" + hashlib.sha256(request.url.encode()).hexdigest()[:8]
@@ -120,7 +125,7 @@ class Replicas:
             raise ServiceError(501, "not_built", "weights_path: loading weights is not built yet; give null")
         event = PolicyChanged(t=self._router.clock(), version=request.version, mode=request.mode)
         await self._router.submit(event)
-        return {"version": request.version, "replicas": []}
+        return {"version": request.version, "replicas": self.policy_view()}
 
     async def watch(self) -> None:
         """Probe every replica about once a second; ends by cancellation."""

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
+from collections.abc import Callable
 from typing import Any, Final
+
+import msgspec
 
 from stages.errors import ServiceError
 from stages.ledger.events import Cancelled, GroupSpec, Submitted
 from stages.ledger.state import Group, Rollout
+from stages.protocols import Row
 from stages.router.core import Router
+from stages.router.places import group_name
 from stages.router.served import ServedTask
 from stages.shards.reader import read_row_json
 from stages.trajectory import Sampling
@@ -17,6 +23,20 @@ from stages.wire import GroupOut, RolloutsIn, RolloutsOut
 
 PAGE: Final = 1000
 RESULTS_LIMIT: Final = 10_000
+PUBLISHED_S: Final = 5.0
+"""What has ended is out within milliseconds, unless the filesystem stalls."""
+
+
+class _Kind(msgspec.Struct, frozen=True):
+    type: str
+    tag: str
+
+
+_kind = msgspec.json.Decoder(_Kind)
+
+
+def _is_wanted(line: _Kind, tag: str | None, rows: bool) -> bool:
+    return (rows or line.type == "group") and tag in {None, line.tag}
 
 
 class Rollouts:
@@ -29,16 +49,15 @@ class Rollouts:
         """Accept tasks; the answer comes when they are durable. With a key, the same body is accepted once."""
         digest = hashlib.sha256(body).hexdigest()[:32] if key is not None else None
         if key is not None and key in self._router.ledger.state.keys:
-            return self._accepted_before(key, digest)
+            return await self._accepted_before(key, digest)
         self._router.check_open()
         self._check(request)
-        rows = [self._served.row(task.task_id, task.data, f"tasks[{i}]") for i, task in enumerate(request.tasks)]
-        environments = await asyncio.to_thread(self._environments, rows)
+        rows, environments = await asyncio.to_thread(self._prepared, request)
         if key is not None and key in self._router.ledger.state.keys:
-            return self._accepted_before(key, digest)
+            return await self._accepted_before(key, digest)
         first = self._router.ledger.state.next_group
         groups = [
-            GroupSpec(f"g{first + i:06d}", str(row["task_id"]), self._router.payloads.stage(row), environment)
+            GroupSpec(group_name(first + i), str(row["task_id"]), self._router.payloads.stage(row), environment)
             for i, (row, environment) in enumerate(zip(rows, environments, strict=True))
         ]
         sampling = request.sampling.over(self._sampling) if request.sampling is not None else None
@@ -50,22 +69,35 @@ class Rollouts:
         accepted = await self._router.submit(event)
         return RolloutsOut([GroupOut(*group) for group in accepted])
 
-    def _environments(self, rows: list[Any]) -> list[str]:
-        return [self._served.checked_environment(row, f"tasks[{i}]") for i, row in enumerate(rows)]
+    def _prepared(self, request: RolloutsIn) -> tuple[list[Row], list[str]]:
+        """Rows and environment keys of the tasks; in a thread, since served data may have to be read first."""
+        rows = [self._served.row(task.task_id, task.data, f"tasks[{i}]") for i, task in enumerate(request.tasks)]
+        return rows, [self._served.checked_environment(row, f"tasks[{i}]") for i, row in enumerate(rows)]
 
-    def _accepted_before(self, key: str, digest: str | None) -> RolloutsOut:
+    async def _accepted_before(self, key: str, digest: str | None) -> RolloutsOut:
         body_digest, group_ids = self._router.ledger.state.keys[key]
         if body_digest != digest:
             raise ServiceError(409, "idempotency_conflict", f"Idempotency-Key {key!r} came before with another body")
-        return RolloutsOut([self._group_out(group_id) for group_id in group_ids])
+        await self._router.settled()
+        return RolloutsOut([await self._group_out(group_id) for group_id in group_ids])
 
-    def _group_out(self, group_id: str) -> GroupOut:
+    async def _group_out(self, group_id: str) -> GroupOut:
         group = self._router.ledger.state.groups.get(group_id)
         if group is not None:
             return GroupOut(group.id, group.task_id, group.rollouts)
-        line = self._router.publisher.line(self._router.publisher.groups[group_id])
-        first = self._router.publisher.line(self._router.publisher.rows[line["rollout_ids"][0]])
+        line = await self._published(group_id, self._router.publisher.seq_of_group)
+        first = await self._published(line["rollout_ids"][0], self._router.publisher.seq_of_rollout)
         return GroupOut(group_id, first["task_id"], line["rollout_ids"])
+
+    async def _published(self, name: str, seq_of: Callable[[str], int | None]) -> dict[str, Any]:
+        """The line of an id that is open no more; what has ended just now is waited for until it is out."""
+        publisher = self._router.publisher
+        if seq_of(name) is None:
+            await publisher.completed(self._router.ledger.state.seq, PUBLISHED_S)
+        seq = seq_of(name)
+        if seq is None:
+            raise ServiceError(404, "not_found", f"{name!r} is not known to this run")
+        return await publisher.line(seq)
 
     def _check(self, request: RolloutsIn) -> None:
         if request.min_usable is not None and request.min_usable > request.group_size:
@@ -77,34 +109,32 @@ class Rollouts:
         wanted, open_now = len(request.tasks) * request.group_size, len(state.rollouts)
         if state.draining:
             raise ServiceError(503, "draining", "the run is draining and accepts nothing more", retry_after_s=30)
-        if open_now and open_now + wanted > self._max_open:
+        if wanted > self._max_open:
+            message = f"tasks: {wanted} rollouts at once, admission.max_open is {self._max_open}: send fewer tasks"
+            raise ServiceError(413, "too_large", message)
+        if open_now + wanted > self._max_open:
             message = f"{open_now} rollouts are open, {wanted} more would pass admission.max_open={self._max_open}"
             raise ServiceError(429, "too_many_open", message, retry_after_s=1)
 
-    def rollout(self, rollout_id: str) -> dict[str, Any]:
+    async def rollout(self, rollout_id: str) -> dict[str, Any]:
         """One rollout's state, open or ended."""
         rollout = self._router.ledger.state.rollouts.get(rollout_id)
         if rollout is not None:
             return _open_view(rollout)
-        seq = self._router.publisher.rows.get(rollout_id)
-        if seq is None:
-            raise ServiceError(404, "not_found", f"rollout {rollout_id!r} is not known to this run")
-        return _ended_view(self._router.publisher.line(seq))
+        return _ended_view(await self._published(rollout_id, self._router.publisher.seq_of_rollout))
 
-    def group(self, group_id: str) -> dict[str, Any]:
+    async def group(self, group_id: str) -> dict[str, Any]:
         """One group's state, open or closed."""
         group = self._router.ledger.state.groups.get(group_id)
         if group is not None:
             return _group_view(group)
-        seq = self._router.publisher.groups.get(group_id)
-        if seq is None:
-            raise ServiceError(404, "not_found", f"group {group_id!r} is not known to this run")
-        return {"state": "closed", "open": 0, **self._router.publisher.line(seq)}
+        line = await self._published(group_id, self._router.publisher.seq_of_group)
+        return {"state": "closed", "open": 0, **line}
 
-    def listing(self, state: str | None, tag: str | None, after: str | None) -> dict[str, Any]:
+    async def listing(self, state: str | None, tag: str | None, after: str | None) -> dict[str, Any]:
         """A page of rollouts: open ones by acceptance, then ended ones by seq; `next` goes on from there."""
         kind, _, position = (after or "open:0").partition(":")
-        if kind not in {"open", "ended"} or not position.isdecimal():
+        if kind not in {"open", "ended"} or not re.fullmatch(r"[0-9]{1,18}", position):
             raise ServiceError(400, "invalid", f"after: {after!r} is not a `next` of this listing")
         found: list[dict[str, Any]] = []
         last_order = int(position)
@@ -118,22 +148,25 @@ class Rollouts:
                     found.append(_open_view(rollout))
                     last_order = rollout.order
             position = "0"
-        for seq in range(int(position) + 1, self._router.publisher.published + 1):
-            line = self._router.publisher.line(seq)
-            if line["type"] == "rows" and tag in {None, line["tag"]} and state in {None, line["status"]}:
-                if len(found) >= PAGE:
-                    return {"rollouts": found, "next": f"ended:{seq - 1}"}
-                found.append(_ended_view(line))
+        seq = int(position)
+        while texts := await self._router.publisher.texts(seq, PAGE):
+            for text in texts:
+                line = msgspec.json.decode(text)
+                if line["type"] == "rows" and tag in {None, line["tag"]} and state in {None, line["status"]}:
+                    if len(found) >= PAGE:
+                        return {"rollouts": found, "next": f"ended:{seq}"}
+                    found.append(_ended_view(line))
+                seq += 1
         return {"rollouts": found, "next": None}
 
     async def cancel(self, *, rollout_id: str | None = None, group_id: str | None = None) -> dict[str, Any]:
         """End an open rollout or group; workers that hold it are told at their next heartbeat."""
         state = self._router.ledger.state
         if rollout_id is not None and rollout_id not in state.rollouts:
-            self.rollout(rollout_id)
+            await self.rollout(rollout_id)
             raise ServiceError(409, "ended", f"rollout {rollout_id!r} has ended already")
         if group_id is not None and group_id not in state.groups:
-            self.group(group_id)
+            await self.group(group_id)
             raise ServiceError(409, "ended", f"group {group_id!r} has closed already")
         event = Cancelled(
             t=self._router.clock(),
@@ -152,22 +185,19 @@ class Rollouts:
         limit = min(limit, RESULTS_LIMIT)
         while True:
             found: list[bytes] = []
-            while after < publisher.published and len(found) < limit:
-                after += 1
-                line = publisher.line(after)
-                if (rows or line["type"] == "group") and tag in {None, line["tag"]}:
-                    found.append(publisher.lines[after - 1])
+            while len(found) < limit and (texts := await publisher.texts(after, limit - len(found))):
+                after += len(texts)
+                found += [text for text in texts if _is_wanted(_kind.decode(text), tag, rows)]
             left_s = until - loop.time()
             if found or left_s <= 0 or self._router.stopping or not await publisher.wait_for_more(after, left_s):
                 return found, after
 
     async def trajectory(self, rollout_id: str) -> dict[str, Any]:
         """The committed row of a rollout as JSON."""
-        line = self.rollout(rollout_id)
-        seq = self._router.publisher.rows.get(rollout_id)
-        if seq is None or line["row"] is None:
-            raise ServiceError(404, "no_row", f"rollout {rollout_id!r} has no row: it is {line['state']}")
-        published = self._router.publisher.line(seq)
+        view = await self.rollout(rollout_id)
+        if view["row"] is None:
+            raise ServiceError(404, "no_row", f"rollout {rollout_id!r} has no row: it is {view['state']}")
+        published = await self._published(rollout_id, self._router.publisher.seq_of_rollout)
         return await asyncio.to_thread(read_row_json, self._router.layout.root, published)
 
 

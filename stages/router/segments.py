@@ -13,7 +13,10 @@ from stages.ledger.state import State
 
 
 class SegmentSweeper:
-    """Decides which segments may go. A writer that lives still appends to its newest one, so that one stays."""
+    """Decides which segments may go. A writer that lives still appends to its newest one, so that one stays.
+
+    What holds the result of a superseded attempt stays until no rollout of the run is open: people look there.
+    """
 
     def __init__(self, layout: RunLayout) -> None:
         self._layout = layout
@@ -24,10 +27,19 @@ class SegmentSweeper:
         """Note segments that no open rollout needs."""
         self._finished.update(effect.segment for effect in effects if isinstance(effect, Finished))
 
+    def waiting(self) -> list[str]:
+        """What is finished and not deleted yet."""
+        return sorted(self._finished)
+
+    def restore(self, finished: Sequence[str]) -> None:
+        """Take over what an earlier router had not deleted yet."""
+        self._finished.update(finished)
+
     def committed(self, event: Committed) -> None:
         """Note which segment a RUN worker writes now."""
-        for item in event.commits:
-            if item.segment is not None and (parsed := self._parse(item.segment.path)) is not None:
+        places = [place for item in event.commits for place in (item.segment, item.checkpoint) if place is not None]
+        for place in places:
+            if (parsed := self._parse(place.path)) is not None:
                 member, number = parsed
                 self._newest[member] = max(number, self._newest.get(member, 0))
 
@@ -42,14 +54,19 @@ class SegmentSweeper:
             parsed = self._parse(path)
             if path in state.segments:
                 self._finished.discard(path)
+            elif path in state.superseded:
+                continue
             elif parsed is not None and parsed[1] < self._newest.get(parsed[0], 0):
                 self._finished.discard(path)
                 found.append(path)
         return found
 
-    def all_due(self, state: State) -> list[str]:
-        """What may go once every writer has left."""
-        return [path for path in sorted(self._finished) if path not in state.segments]
+    def all_due(self, state: State, writers: frozenset[str]) -> list[str]:
+        """What may go when the router leaves: a router that leaves before its `writers` takes nothing of theirs."""
+        kept = state.superseded if state.rollouts else {}
+        finished = self._finished | (state.superseded.keys() - kept.keys())
+        needed = state.segments.keys() | kept.keys()
+        return [path for path in sorted(finished - needed) if (self._parse(path) or ("", 0))[0] not in writers]
 
     def delete(self, paths: Sequence[str]) -> None:
         """Remove the files; blocking. One that resists costs space only."""

@@ -12,8 +12,11 @@ import msgspec
 
 from stages import beacon, control
 from stages.beacon import Beacon
-from stages.http import TransportError, make_client
+from stages.errors import FencedError
+from stages.http import InvalidURL, TransportError, make_client
 from stages.identity import here, slurm_job_id
+from stages.journal.history import is_fenced
+from stages.journal.writer import STALL_S
 from stages.layout import RunLayout
 from stages.ledger.events import Cancelled, Draining, Rules
 from stages.members import present
@@ -41,6 +44,7 @@ class RouterOptions(msgspec.Struct, frozen=True, kw_only=True):
     budgets: Budgets
     max_open: int
     host: str = "127.0.0.1"
+    stall_s: float = STALL_S
 
 
 @contextlib.asynccontextmanager
@@ -51,7 +55,7 @@ async def health_probe() -> Any:
         async def probe(url: str) -> bool:
             try:
                 return (await client.get(f"{url}/health")).status_code == 200
-            except TransportError:
+            except (*TransportError, InvalidURL):
                 return False
 
         yield probe
@@ -64,11 +68,10 @@ async def serve(layout: RunLayout, served: ServedTask, options: RouterOptions, s
         StageError: another router is alive, or took over (FencedError), or the history is damaged.
     """
     await beacon.wait_until_free(layout, options.rules.lease_ttl_s)
-    await asyncio.to_thread(control.clear, layout)
     node = here().node
     async with (
         health_probe() as probe,
-        Router.opened(layout, options.run_id, options.rules, node) as router,
+        Router.opened(layout, options.run_id, options.rules, node, stall_s=options.stall_s) as router,
     ):
         service = _service(router, served, options, probe)
         app = create_app(service.http, Tokens(layout))
@@ -83,7 +86,7 @@ async def serve(layout: RunLayout, served: ServedTask, options: RouterOptions, s
             router.url = found.url
             async with present(layout, "router", options.member, endpoint=found.url, epoch=router.epoch):
                 background = [
-                    tasks.create_task(_beat(layout, found, options.rules.lease_ttl_s / 5), name="beat"),
+                    tasks.create_task(_beat(layout, router, found, options.rules.lease_ttl_s / 5), name="beat"),
                     tasks.create_task(service.replicas.watch(), name="probes"),
                     tasks.create_task(_obey(layout, router), name="control"),
                 ]
@@ -121,24 +124,27 @@ def _members(router: Router, leasing: Leasing) -> Callable[[], list[dict[str, An
     return listing
 
 
-async def _beat(layout: RunLayout, found: Beacon, every_s: float) -> None:
+async def _beat(layout: RunLayout, router: Router, found: Beacon, every_s: float) -> None:
     """Publish where the router is, again and again: a beat that stands still is a router that may be replaced."""
     for beat in itertools.count(1):
         with contextlib.suppress(OSError):  # the next beat tries again; the fence does not depend on it
+            # A router that was stopped and woke up must not point anybody to itself.
+            if await asyncio.to_thread(is_fenced, layout, router.epoch):
+                raise FencedError(f"epoch {router.epoch} is over: a newer router has claimed {layout.root}")
+            began = router.fence.now()
             await asyncio.to_thread(beacon.write, layout, msgspec.structs.replace(found, beat=beat))
+            router.fence.beaten(began)
         await asyncio.sleep(min(2.0, every_s))
 
 
 async def _obey(layout: RunLayout, router: Router) -> None:
-    """Take up requests left as files; each once."""
-    done: set[str] = set()
+    """Follow the requests that lie in control/: they outlive routers, and whoever starts the run anew clears them."""
     while True:
-        await asyncio.sleep(CONTROL_S)
-        if "drain" not in done and await asyncio.to_thread(control.pending, layout, "drain"):
-            done.add("drain")
-            await router.submit(Draining(t=router.clock()))
-        if "cancel" not in done and await asyncio.to_thread(control.pending, layout, "cancel"):
-            done.add("cancel")
+        cancel = await asyncio.to_thread(control.pending, layout, "cancel")
+        drain = cancel or await asyncio.to_thread(control.pending, layout, "drain")
+        if drain != router.ledger.state.draining:
+            await router.submit(Draining(t=router.clock(), on=drain))
+        if cancel and router.ledger.state.groups:
             groups = list(router.ledger.state.groups)
-            await router.submit(Draining(t=router.clock()))
             await router.submit(Cancelled(t=router.clock(), groups=groups, reason="the run was cancelled"))
+        await asyncio.sleep(CONTROL_S)

@@ -10,9 +10,14 @@ from stages.ledger.state import STAGES
 
 
 def stages_view(ledger: Ledger) -> dict[str, dict[str, int]]:
-    """Queued and leased rollouts a stage; INIT counts the rollouts that wait for an environment or for the buffer."""
+    """Queued and leased rollouts a stage; INIT counts the rollouts that wait for an environment or for the buffer.
+
+    A graded rollout that waits for its group is open and in no stage.
+    """
     view = {stage: {"queued": 0, "leased": 0} for stage in STAGES}
     for rollout in ledger.state.rollouts.values():
+        if rollout.graded is not None:
+            continue
         view[rollout.stage][rollout.state] += 1
     return view
 
@@ -39,6 +44,8 @@ def status_view(ledger: Ledger) -> dict[str, Any]:
         "retries": counts.retries,
         "infra_failure_ratio": counts.infra_failures / counts.attempts_ended if counts.attempts_ended else 0.0,
         "tokens": counts.tokens,
+        "checkpoints": counts.checkpoints,
+        "wasted_tokens": counts.wasted_tokens,
         "policy_version": state.policy_version,
         "seq": state.seq,
         "last_progress": state.last_progress,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 
 
@@ -23,8 +24,10 @@ class Waiters:
         except TimeoutError:
             return False
         finally:
-            if not future.done():
+            if not future.done() or future.cancelled():
                 future.cancel()
+                with contextlib.suppress(ValueError):
+                    parked.remove(future)
         return True
 
     def wake(self, kind: str, count: int) -> None:

@@ -20,7 +20,10 @@ _encoder = msgspec.json.Encoder()
 
 
 class IndexWriter:
-    """One epoch's index. Its first part exists, header durable, once `open` or `publish` has returned."""
+    """One epoch's index. Its first part exists, header durable, once `open` or `publish` has returned.
+
+    `placed` tells what became durable where, as (part, offset of the first line, lines): the caller takes it away.
+    """
 
     def __init__(self, layout: RunLayout, epoch: int, after_seq: int, *, rotate_bytes: int = ROTATE_BYTES) -> None:
         self._layout = layout
@@ -31,6 +34,7 @@ class IndexWriter:
         self._waiting: list[bytes] = []
         self._last_seq = after_seq
         self.durable_seq = after_seq
+        self.placed: list[tuple[tuple[int, int], int, list[bytes]]] = []
 
     def open(self) -> None:
         """Begin the first part, so that its header cuts lower epochs before any line is published.
@@ -79,13 +83,14 @@ class IndexWriter:
             return self.durable_seq
         file = self._ready()
         try:
-            file.append(b"".join(self._waiting))
+            offset = file.append(b"".join(self._waiting))
             file.sync()
         except OSError:
             self.close()
             raise
         self.durable_seq += len(self._waiting)
-        self._waiting.clear()
+        self.placed.append(((self._epoch, self._part - 1), offset, self._waiting))
+        self._waiting = []
         return self.durable_seq
 
     def _ready(self) -> sharedfs.AppendFile:

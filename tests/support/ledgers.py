@@ -39,6 +39,8 @@ class Driven:
         self.lines: list[RowsLine | GroupLine] = []
         self.failed: list[dict[str, Any]] = []
         self.groups = 0
+        self.bounds: dict[str, int | None] = {}
+        self.at_close: dict[str, tuple[int | None, int]] = {}
         self.apply(EpochBegan(t=self.t, epoch=1, run_id="r", history=[], rules=rules or Rules()))
 
     def apply(self, event: AnyEvent) -> Any:
@@ -49,10 +51,17 @@ class Driven:
 
     def _take(self, effects: list[Effect]) -> None:
         self.lines += [effect.line for effect in effects if isinstance(effect, Publish)]
+        state = self.ledger.state
+        for effect in effects:
+            if isinstance(effect, Publish) and isinstance(effect.line, GroupLine):
+                bound = self.bounds.get(effect.line.group_id)
+                bound = state.rules.max_lag if bound is None else bound
+                self.at_close[effect.line.group_id] = (bound, state.policy_version)
         self.failed += [effect.line for effect in effects if isinstance(effect, Failed)]
 
     def submit(self, n: int = 2, environment: str = "env", **options: Any) -> list[str]:
         self.groups += 1
+        self.bounds[f"g{self.groups}"] = options.get("max_lag")
         spec = GroupSpec(f"g{self.groups}", f"task-{self.groups}", f"digest-{self.groups}", environment)
         return self.apply(Submitted(t=self.t, groups=[spec], n=n, **options))[0][2]
 
@@ -114,9 +123,10 @@ def check_invariants(driven: Driven) -> None:
             rollout.id in queues.held,
             (rollout.stage, rollout.id) in delayed and rollout.state == "queued",
             rollout.id in state.environments[state.groups[rollout.group].environment].waiting,
+            rollout.graded is not None,
         ]
         assert sum(places) >= 1, f"{rollout} is nowhere: it would never end"
-        assert sum(places[:3]) + places[4] <= 1, f"{rollout} is in two places: it could run twice"
+        assert sum(places[:3]) + sum(places[4:]) <= 1, f"{rollout} is in two places: it could run twice"
         assert rollout.tries < state.rules.max_attempts
     for environment in state.environments.values():
         if environment.layer is None and environment.waiting and not environment.lease:
@@ -131,3 +141,12 @@ def check_invariants(driven: Driven) -> None:
         mine = [row for row in driven.rows if row.group_id == line.group_id]
         assert [row.rollout_id for row in mine].sort() == line.rollout_ids.sort()
         assert line.usable == sum(not row.mask_sample for row in mine)
+        _within_bound(driven, line, [row for row in mine if row.shard is not None])
+
+
+def _within_bound(driven: Driven, line: GroupLine, named: list[RowsLine]) -> None:
+    """Where a group has a lag bound, every row that the index names was within it when its group closed."""
+    max_lag, version = driven.at_close[line.group_id]
+    for row in named:
+        oldest = row.min_policy_version
+        assert max_lag is None or oldest is None or version - oldest <= max_lag, row

@@ -14,8 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from stages.journal.history import read_events
 from stages.layout import RunLayout
+from stages.ledger.effects import Publish
 from stages.ledger.events import Leased
 from stages.ledger.machine import Ledger
 
@@ -32,6 +35,12 @@ def run(run_dir: Path, *overrides: str, timeout_s: float = 150) -> subprocess.Co
     return subprocess.run(
         command(run_dir, *overrides), cwd=REPOSITORY, capture_output=True, text=True, timeout=timeout_s, check=False
     )
+
+
+def verb(name: str, run_dir: Path, *options: str, timeout_s: float = 150) -> subprocess.CompletedProcess[str]:
+    """`rollmill NAME RUN_DIR`."""
+    words = [sys.executable, "-P", "-m", "launch", name, str(run_dir), *options]
+    return subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, timeout=timeout_s, check=False)
 
 
 @contextmanager
@@ -67,6 +76,8 @@ def index(run_dir: Path) -> list[dict[str, Any]]:
     lines: dict[int, dict[str, Any]] = {}
     for path in sorted((run_dir / "index").glob("*.jsonl")):
         text = path.read_bytes().split(b"\n")[:-1]
+        if not text:
+            continue  # its writer died before the header was whole: it is nobody's
         header = json.loads(text[0])
         lines = {seq: line for seq, line in lines.items() if seq <= header["after_seq"]}
         for line in map(json.loads, text[1:]):
@@ -150,3 +161,12 @@ def alive(pids: Sequence[int]) -> list[int]:
         if state != "Z":
             living.append(pid)
     return living
+
+
+def published(run_dir: Path) -> list[dict[str, Any]]:
+    """The index lines that the journal, replayed, publishes."""
+    ledger, lines = Ledger(), list[dict[str, Any]]()
+    for event in read_events(RunLayout(run_dir)):
+        _, effects = ledger.apply(event)
+        lines += [msgspec.to_builtins(effect.line) for effect in effects if isinstance(effect, Publish)]
+    return lines

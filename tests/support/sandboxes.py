@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from sandbox.protocols import CommandResult, FileEntry, PackedLayer
+from sandbox.protocols import CommandResult, FileEntry, PackedLayer, ShellState
 
 
 class DirectorySandbox:
@@ -49,6 +49,9 @@ class DirectorySandbox:
         )  # fmt: skip
         output, _ = await asyncio.wait_for(process.communicate(), timeout_s)
         return CommandResult(process.returncode or 0, output.decode(), "/work", 0.0)
+
+    async def state(self) -> ShellState:
+        return ShellState("/work", "")
 
     def _path(self, path: str) -> Path:
         assert path.startswith("/work/") and ".." not in path, path

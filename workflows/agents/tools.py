@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sandbox.protocols import Sandbox
 from stages.errors import PolicyTimeoutError
 from stages.protocols import Limits, Model, Row, Task
@@ -33,21 +35,35 @@ class ToolsAgent:
             ContextLengthError: the stream is full.
             LLMError: the engine failed.
         """
+        await self._go_on(row, model, sandbox, limits, list(self._task.prompt(row)))
+
+    async def resume(
+        self, row: Row, model: Model, sandbox: Sandbox, limits: Limits, messages: Sequence[Message]
+    ) -> None:
+        """Go on where another worker stopped; calls whose results were not all there yet are run again."""
+        await self._go_on(row, model, sandbox, limits, list(messages))
+
+    async def _go_on(self, row: Row, model: Model, sandbox: Sandbox, limits: Limits, messages: list[Message]) -> None:
         tools = self._task.tools(row)
         offered = {tool["function"]["name"] for tool in tools}
-        messages = list(self._task.prompt(row))
-        for _ in range(limits.max_turns):
+        spoken = messages[len(self._task.prompt(row)) :]
+        turns = sum(message.role == "assistant" for message in spoken)
+        reply = spoken[-1] if spoken and spoken[-1].role == "assistant" else None
+        while True:
+            if reply is not None:
+                if not reply.tool_calls:
+                    return
+                for call in reply.tool_calls:
+                    text = await _run_call(sandbox, call, offered, limits.turn_timeout_s)
+                    messages.append(Message("tool", text, tool_call_id=call.id, name=call.name or None))
+            if turns >= limits.max_turns:
+                raise PolicyTimeoutError(
+                    f"row {row['task_id']}: still calling tools after {limits.max_turns} turns (agent.max_turns)",
+                    max_turns=limits.max_turns,
+                )
             reply = await model.generate(messages=messages, tools=tools)
             messages.append(reply)
-            if not reply.tool_calls:
-                return
-            for call in reply.tool_calls:
-                text = await _run_call(sandbox, call, offered, limits.turn_timeout_s)
-                messages.append(Message("tool", text, tool_call_id=call.id, name=call.name or None))
-        raise PolicyTimeoutError(
-            f"row {row['task_id']}: still calling tools after {limits.max_turns} turns (agent.max_turns)",
-            max_turns=limits.max_turns,
-        )
+            turns += 1
 
 
 async def _run_call(sandbox: Sandbox, call: ToolCall, offered: set[str], timeout_s: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.sandbox.grounds import alive, wait_until
+from sandbox.protocols import SandboxSpec
+from tests.integration.sandbox.grounds import QUICK, alive, backend_named, wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -78,15 +80,57 @@ def test_nothing_outlives_the_worker(name: str, number: signal.Signals, tmp_path
     assert mounts_naming(str(scratch)) == []
 
 
-def test_a_killed_spawner_takes_its_sandboxes_along(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{os.environ.get('PYTHONPATH', '')}"}
-    command = [sys.executable, "-c", _WORKER, "bubblewrap", str(tmp_path / "scratch")]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as worker:
-        assert worker.stdout is not None and worker.stdout.readline() == "ready\n"
-        (spawner,) = [
-            pid for pid in descendants(worker.pid) if b"sandbox.spawner" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        ]
-        family = descendants(spawner)
-        os.kill(spawner, signal.SIGKILL)
-        wait_until("every process has gone", lambda: not any(alive(pid) for pid in family))
-        worker.kill()
+def spawner_of(pid: int) -> int:
+    (found,) = [
+        child for child in descendants(pid) if b"sandbox.spawner" in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]
+    return found
+
+
+def test_a_killed_spawner_takes_its_sandboxes_along_and_another_takes_over(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with (
+            backend_named("bubblewrap", tmp_path) as backend,
+            backend.create(SandboxSpec(limits=QUICK)) as sandbox,
+        ):
+            await sandbox.shell.run("echo kept >file; sleep 300 &")
+            spawner = spawner_of(os.getpid())
+            family = descendants(spawner)
+            os.kill(spawner, signal.SIGKILL)
+            await asyncio.to_thread(wait_until, "all has gone", lambda: not any(alive(pid) for pid in family))
+            assert (await sandbox.shell.run("true")).restarted
+            assert (await sandbox.shell.run("cat file")).output == "kept\n"
+
+    asyncio.run(scenario())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP])
+def test_a_signal_meant_for_the_worker_does_not_end_its_sandboxes(tmp_path: Path, number: signal.Signals) -> None:
+    async def scenario() -> None:
+        async with (
+            backend_named("bubblewrap", tmp_path) as backend,
+            backend.create(SandboxSpec(limits=QUICK)) as sandbox,
+        ):
+            await sandbox.shell.run("KEPT=yes")
+            os.kill(spawner_of(os.getpid()), number)
+            assert (await sandbox.shell.run("sleep 0.05; echo $KEPT; kill -l 15")).output == "yes\nTERM\n"
+            stopped = await sandbox.shell.run("sleep 300 & kill $!; wait $! 2>/dev/null; echo $?")
+            assert stopped.output.endswith("143\n")
+
+    asyncio.run(scenario())
+
+
+def test_a_hundred_cycles_leave_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with backend_named("bubblewrap", tmp_path) as backend:
+            await backend.create(SandboxSpec()).start()
+            before = len(os.listdir("/proc/self/fd")), len(descendants(os.getpid()))
+            for _ in range(10):
+                sandboxes = [backend.create(SandboxSpec()) for _ in range(10)]
+                await asyncio.gather(*(one.shell.run("touch x; sleep 100 &") for one in sandboxes))
+                await asyncio.gather(*(one.stop() for one in sandboxes))
+            assert (len(os.listdir("/proc/self/fd")), len(descendants(os.getpid()))) == before
+
+    asyncio.run(scenario())
+    assert list(tmp_path.iterdir()) == [] and mounts_naming(str(tmp_path)) == []

@@ -249,11 +249,9 @@ def test_a_config_object_of_the_wrong_values_is_refused_too() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("checkpoint: {turns: 3}", "checkpoint.turns=3 is not built yet"),
         ("fleet: {policy: round_robin}", "fleet.policy=round_robin is not built yet"),
         ("fleet: {name: vllm}", "fleet=vllm is not built yet"),
         ("compat: {prorl: true}", "compat.prorl=True is not built yet"),
-        ("policy: {max_lag: 0}", "policy.max_lag=0 is not built yet"),
         ("placement: {name: het}", "placement=het is not built yet"),
     ],
 )

@@ -138,7 +138,7 @@ async def test_a_full_disk_stops_acknowledgements_and_loses_and_doubles_nothing(
         await epoch.tick(1.0)
         with sharedfs.use(FaultyFileSystem(failing(call, range(3)), short=short)):
             waiting = asyncio.gather(*(epoch.tick(float(t)) for t in (2, 3)))
-            while epoch.writer.stalled_since is None:
+            while not epoch.writer.stalled_s:
                 await asyncio.sleep(0.01)
             assert not waiting.done()
             with pytest.raises(JournalError, match="stalled"):

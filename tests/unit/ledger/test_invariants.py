@@ -39,10 +39,16 @@ class Orders(RuleBasedStateMachine):
     @rule(
         n=st.integers(1, 3), environment=st.sampled_from("abc"), priority=st.integers(0, 3),
         deadline_s=st.none() | st.floats(1, 50), min_usable=st.none() | st.integers(1, 2),
+        max_lag=st.none() | st.integers(0, 3),
     )  # fmt: skip
-    def submit(self, n: int, environment: str, priority: int, deadline_s: float | None, min_usable: int | None) -> None:
+    def submit(
+        self, n: int, environment: str, priority: int, deadline_s: float | None, min_usable: int | None,
+        max_lag: int | None,
+    ) -> None:  # fmt: skip
         least = None if min_usable is None or min_usable > n else min_usable
-        self.driven.submit(n, environment, priority=priority, deadline_s=deadline_s, min_usable=least)
+        self.driven.submit(
+            n, environment, priority=priority, deadline_s=deadline_s, min_usable=least, max_lag=max_lag
+        )  # fmt: skip
 
     @rule(member=members, stage=stages, free=st.integers(1, 4))
     def lease(self, member: str, stage: str, free: int) -> None:

@@ -1,0 +1,122 @@
+"""A sandbox goes on in another: files, deletions, directory and exported variables, on every backend."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from sandbox.layers import unpack
+from sandbox.protocols import PackedLayer, SandboxBackend, SandboxSpec, ShellState
+from tests.integration.sandbox.grounds import QUICK, backend_named, image_directory
+
+ODD = "two words 'and' \"quotes\" $HOME `x` \\ ~/a:~/b * ünï"
+
+
+@pytest.fixture(params=("bubblewrap", "none"))
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+async def carried_on(
+    backend: SandboxBackend, before: str, after: str, place: Path, layers: tuple[str, ...] = (), image: str = "host"
+) -> tuple[str, ShellState, PackedLayer]:
+    """What `after` prints in a sandbox that goes on from one in which `before` ran."""
+    async with backend.create(SandboxSpec(image=image, layers=layers, limits=QUICK)) as sandbox:
+        await sandbox.shell.run(before)
+        state = await sandbox.shell.state()
+        packed = await sandbox.pack()
+        await asyncio.to_thread(_unpack, packed, place)
+    spec = SandboxSpec(image=image, layers=layers, limits=QUICK, upper=str(place), shell=state)
+    async with backend.create(spec) as sandbox:
+        result = await sandbox.shell.run(after)
+        again = await sandbox.pack()
+    return result.output.replace("\r\n", "\n"), state, again
+
+
+def _unpack(packed: PackedLayer, target: Path) -> None:
+    with Path(packed.path).open("rb") as file:
+        unpack(file, target, digest=packed.digest)
+
+
+def test_variables_of_any_kind_and_the_directory_come_over(name: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with backend_named(name, tmp_path / "scratch") as backend:
+            before = f"""
+mkdir -p 'deep/a b'; cd 'deep/a b'
+export ODD={_quoted(ODD)} LINES2=$'one\\ntwo\\t\\x01' EMPTY= OUTER=1; own=2; unset TERM; set -eux
+"""
+            after = (
+                'printf "%s|" "$ODD" "$LINES2" "$EMPTY" "$OUTER" "${own-none}" "${TERM-none}"; pwd; declare -p EMPTY'
+            )
+            output, state, _ = await carried_on(backend, before, after, tmp_path / "place")
+            values, _, rest = output.rpartition("|")
+            assert values == f"{ODD}|one\ntwo\t\x01||1|none|none"
+            assert rest.startswith("/") and rest.split("\n")[0].endswith("/deep/a b")
+            assert 'declare -x EMPTY=""' in rest
+            assert "own=" not in state.exports and (state.root == "") == (name == "bubblewrap")
+
+    (tmp_path / "scratch").mkdir()
+    asyncio.run(scenario())
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def test_what_was_changed_stays_changed_and_is_packed_again_with_what_comes_later(name: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with backend_named(name, tmp_path / "scratch") as backend:
+            async with backend.create(SandboxSpec(limits=QUICK)) as sandbox:
+                await sandbox.shell.run("mkdir kept gone; echo 1 >kept/one; echo 2 >gone/two; echo 3 >three")
+                await asyncio.to_thread(_unpack, await sandbox.pack(), tmp_path / "one")
+            layers = (str(tmp_path / "one"),)
+            output, _, again = await carried_on(
+                backend, "rm -r gone three; echo more >>kept/one; echo new >four", "ls -1; cat kept/one four; rm four",
+                tmp_path / "place", layers,
+            )  # fmt: skip
+            assert output == "four\nkept\n1\nmore\nnew\n"
+            # The second pack alone, over the first layer, is the whole state.
+            assert again.entries > 0
+            async with backend.create(SandboxSpec(limits=QUICK, layers=layers)) as sandbox:
+                fresh = await sandbox.shell.run("ls")
+            assert fresh.output.split() == ["gone", "kept", "three"]
+
+    (tmp_path / "scratch").mkdir()
+    asyncio.run(scenario())
+
+
+def test_changes_under_usr_and_in_an_image_come_over(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with backend_named("bubblewrap", tmp_path / "scratch") as backend:
+            before, after = (
+                "echo here >/usr/new; rm -f /usr/bin/yes; cd /usr",
+                "pwd; cat new; [ -e bin/yes ] || echo no yes",
+            )
+            output, _, _ = await carried_on(backend, before, after, tmp_path / "host")
+            assert output == "/usr\nhere\nno yes\n"
+            image = image_directory(tmp_path / "image")
+            before, after = "echo here >/usr/new; rm /etc/passwd", "cat /usr/new; ls /etc"
+            output, _, _ = await carried_on(backend, before, after, tmp_path / "imaged", image=str(image))
+            assert output == "here\n"
+
+    (tmp_path / "scratch").mkdir()
+    asyncio.run(scenario())
+
+
+def test_asking_for_the_state_changes_nothing(name: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with (
+            backend_named(name, tmp_path / "scratch") as backend,
+            backend.create(SandboxSpec(limits=QUICK)) as sandbox,
+        ):
+            await sandbox.shell.run("IFS=x; set -f; f() { echo f; }; own=3; false")
+            first = await sandbox.shell.state()
+            told = await sandbox.shell.run('printf "%s " $? "$IFS" "$own" "$-"; f; declare -F; compgen -v __rm_s')
+            assert told.output.startswith("1 x 3 ") and "f\n" in told.output.replace("\r", "")
+            assert "__rm_state" not in told.output
+            assert await sandbox.shell.state() == first
+
+    (tmp_path / "scratch").mkdir()
+    asyncio.run(scenario())

@@ -1,0 +1,61 @@
+"""Processes killed at the n-th call to the file system, every n: what was acknowledged is there, each thing once."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from stages.ledger.events import Rules
+from tests.support.crashes import Crash
+from tests.support.routers import make_run
+from tests.support.stories import RouterProcess, story
+
+QUICK = Rules(lease_ttl_s=0.8)
+"""A lease whose answer died with its router comes back soon."""
+SIDE_BY_SIDE = 4
+LAST = 60
+"""More calls of one kind than the story makes: a crash that never comes ends the search."""
+
+
+async def crash_in_a_story(root: Path, crash: Crash) -> bool:
+    """Whether the crash came; the story was told to its end and holds either way."""
+    layout = make_run(root)
+    routers, told = [RouterProcess(layout, crash, rules=QUICK)], asyncio.Event()
+
+    async def keep() -> None:
+        while not told.is_set():
+            if routers[-1].ended:
+                routers.append(RouterProcess(layout, rules=QUICK))
+            await asyncio.sleep(0.01)
+
+    keeping = asyncio.create_task(keep())
+    try:
+        async with asyncio.timeout(40), story(layout) as one:
+            await one.tell(tasks=1)
+    finally:
+        told.set()
+        await keeping
+        for router in routers:
+            await router.stop()
+    if routers[-1].process.exitcode != 0:
+        # It was killed while it left; what it left behind must do.
+        routers.append(RouterProcess(layout, rules=QUICK))
+        async with story(layout):
+            await routers[-1].stop()
+    assert routers[-1].process.exitcode == 0
+    one.check()
+    return len(routers) > 1
+
+
+@pytest.mark.parametrize("call", ["open", "write", "fsync", "rename", "link", "unlink"])
+async def test_a_router_killed_at_any_call_loses_nothing_that_it_acknowledged(tmp_path: Path, call: str) -> None:
+    crashes = 0
+    for first in range(0, LAST, SIDE_BY_SIDE):
+        numbers = range(first, first + SIDE_BY_SIDE)
+        came = await asyncio.gather(*(crash_in_a_story(tmp_path / f"{n}", Crash(call, n)) for n in numbers))
+        crashes += sum(came)
+        if not all(came):
+            break
+    assert {"link": 1, "rename": 2, "unlink": 1}.get(call, 5) <= crashes < LAST

@@ -1,0 +1,58 @@
+"""Agents of a user's own, outside the packages: chosen by `agent._target_`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sandbox.protocols import Sandbox
+from stages.protocols import Limits, Model, Row, Task
+from stages.trajectory import Message
+
+STEP = """
+export COUNT=$((${COUNT:-0}+1)); mkdir -p d$COUNT; cd d$COUNT; echo $COUNT >>/work/log; touch /work/f$COUNT
+rm -f /etc/passwd /work/f$((COUNT-1)); sleep %g
+[ -e /etc/passwd ] && echo deleted for nothing; set -- /work/f*
+echo "count=$COUNT cwd=$PWD log=$(tr '\\n' , </work/log) files=$*"
+"""
+"""One step: each shell variable, directory, file and deletion of it rests on the step before."""
+
+
+def told_after(steps: int) -> str:
+    """What step number `steps` prints where nothing before it was lost or done twice."""
+    cwd = "/work" + "".join(f"/d{n}" for n in range(1, steps + 1))
+    log = "".join(f"{n}," for n in range(1, steps + 1))
+    return f"count={steps} cwd={cwd} log={log} files=/work/f{steps}"
+
+
+class OneShot:
+    """Lets the policy speak `turns` times, with a step in the sandbox after each; knows nothing of going on."""
+
+    name = "one-shot"
+    privileged = False
+
+    def __init__(self, task: Task, turns: int = 8, pause_s: float = 0.3) -> None:
+        self._task, self._turns, self._pause_s = task, turns, pause_s
+
+    async def run(self, row: Row, model: Model, sandbox: Sandbox, limits: Limits) -> None:
+        await self._go_on(model, sandbox, self._task.prompt(row))
+
+    async def _go_on(self, model: Model, sandbox: Sandbox, messages: Sequence[Message]) -> None:
+        said = list(messages)
+        while True:
+            if said[-1].role == "assistant":
+                result = await sandbox.shell.run(STEP % self._pause_s, timeout_s=60)
+                said.append(Message("user", result.output.replace("\r", "").strip()))
+            if sum(message.role == "assistant" for message in said) >= self._turns:
+                return
+            said.append(await model.generate(messages=said))
+
+
+class Steps(OneShot):
+    """The same, and can be taken up: its whole state is its messages."""
+
+    name = "steps"
+
+    async def resume(
+        self, row: Row, model: Model, sandbox: Sandbox, limits: Limits, messages: Sequence[Message]
+    ) -> None:
+        await self._go_on(model, sandbox, messages)
