@@ -87,6 +87,10 @@ class AsyncRolloutClient:
         """One rollout's state."""
         return await self._link.call("GET", f"/v1/rollouts/{rollout_id}", answer=dict[str, Any])
 
+    async def group(self, group_id: str) -> dict[str, Any]:
+        """One group's state."""
+        return await self._link.call("GET", f"/v1/groups/{group_id}", answer=dict[str, Any])
+
     async def trajectory(self, rollout_id: str) -> dict[str, Any]:
         """A committed row."""
         return await self._link.call("GET", f"/v1/trajectories/{rollout_id}", answer=dict[str, Any])

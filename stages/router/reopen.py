@@ -7,6 +7,7 @@ import time
 
 import msgspec
 
+from stages.errors import JournalError
 from stages.journal import snapshots
 from stages.journal.history import Replay
 from stages.journal.snapshots import Header, Snapshot
@@ -33,7 +34,7 @@ def reopen(layout: RunLayout, publisher: Publisher, segments: SegmentSweeper) ->
     """Bring everything to where the journal ends. Blocking; after the claim, before anything is written.
 
     Raises:
-        JournalError: the history is damaged.
+        JournalError: the history is damaged, or ends before what was published of it.
         ShardError: the index is damaged.
     """
     started = time.monotonic()
@@ -46,6 +47,11 @@ def reopen(layout: RunLayout, publisher: Publisher, segments: SegmentSweeper) ->
         publisher.take(effects)
         segments.take(effects)
         replayed += 1
+    if publisher.published > ledger.state.seq:
+        raise JournalError(
+            f"{layout.index} shows seq {publisher.published}, {layout.journal} ends at {ledger.state.seq}: what was "
+            "acknowledged cannot be read; wait for the filesystem, restore the journal, or start a new run directory"
+        )
     log.info("%d events replayed in %.1f s", replayed, time.monotonic() - started)
     return Reopened(ledger, replay.history, replayed)
 

@@ -131,8 +131,8 @@ async def test_b08_rollouts_cancelled_at_fifty_points_leave_nothing_behind(layou
     assert list(scratch.rglob("*")) == [] and not list(layout.root.rglob("*.tmp"))
 
 
-def _sandboxes(scratch: Path) -> list[Path]:
-    return [path for path in scratch.rglob("*") if path.name == "big" or path.name == "deep"]
+def _sandboxes(scratch: Path) -> list[str]:
+    return [place for place, directories, files in os.walk(scratch) if "big" in files or "deep" in directories]
 
 
 def _spawned(before: set[int]) -> list[str]:

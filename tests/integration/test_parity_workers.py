@@ -163,7 +163,7 @@ async def test_b06_a_late_result_is_refused_and_logged_and_the_worker_goes_on(
             go_on.set()
             await eventually(lambda: "came too late" in caplog.text, "the worker logs the refusal")
             await trainer.submit([{"task_id": "toy-2"}])
-            await until_closed(trainer, 2)
+            await until_closed(trainer, 2, timeout_s=6)
             assert not late.task.done()
         status = await trainer.status()
     assert status["rollouts"] == {"accepted": 2, "completed": 2, "failed": 0, "cancelled": 0, "open": 0}

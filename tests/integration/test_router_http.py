@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from stages import beacon
+from stages import beacon, control
 from stages.client import AsyncRolloutClient
 from stages.errors import ServiceError, StageError
 from stages.http import RouterLink
@@ -20,6 +20,7 @@ from stages.ledger.events import Rules
 from stages.ledger.machine import Ledger
 from stages.status import fetch_status, read_status
 from tests.support.routers import HandWorker, make_run, routed
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -337,3 +338,87 @@ async def test_a_fenced_router_acknowledges_nothing(layout: RunLayout) -> None:
             claim(layout, link.epoch + 1, "another")
             with pytest.raises(StageError):
                 await trainer.submit([{"task_id": "toy-1"}])
+
+
+async def test_a_submission_without_a_key_is_accepted_once_however_often_its_answer_is_lost(layout: RunLayout) -> None:
+    async with routed(layout), AsyncRolloutClient(layout.root) as trainer:
+        real, sent = trainer._link._client.request, []
+
+        async def losing(*args: Any, **kwargs: Any) -> Any:
+            answer = await real(*args, **kwargs)
+            sent.append(kwargs)
+            if len(sent) == 1:
+                raise httpx.ReadError("the answer was lost")
+            return answer
+
+        trainer._link._client.request = losing  # type: ignore[method-assign]
+        (group,) = await trainer.submit([{"task_id": "toy-1"}])
+        assert len(sent) >= 2
+        assert (await trainer.group(group["group_id"]))["state"] == "open"
+        assert (await trainer.status())["rollouts"]["accepted"] == 1
+
+
+async def test_work_is_not_given_to_who_has_hung_up_or_died(layout: RunLayout) -> None:
+    async with routed(layout) as link, AsyncRolloutClient(layout.root) as trainer:
+        ghost, alive = HandWorker(link, "ghost-1-a"), HandWorker(link, "alive-1-b")
+        hung_up = asyncio.create_task(ghost.lease("init", wait_s=30))
+        await asyncio.sleep(0.2)
+        hung_up.cancel()
+        async with RouterLink("worker", run_dir=layout.root) as other:
+            await other.locate()
+            dead = asyncio.create_task(HandWorker(other, "dead-1-c").lease("init", wait_s=30))
+            await asyncio.sleep(0.2)
+            await link.call("DELETE", "/v1/members/dead-1-c", answer=bytes)
+            await trainer.submit([{"task_id": "toy-1"}])
+            assert len(await alive.lease("init", wait_s=5)) == 1
+            assert await dead == []
+
+
+async def test_draining_outlives_the_router_and_ends_with_its_request(layout: RunLayout) -> None:
+    async with routed(layout) as link:
+        await link.call("POST", "/v1/drain", answer=bytes)
+    async with routed(layout), AsyncRolloutClient(layout.root) as trainer:
+
+        async def draining() -> bool:
+            return bool((await trainer.status())["state"] == "draining")
+
+        await eventually(draining, "the next router drains too")
+        control.clear(layout)
+
+        async def running() -> bool:
+            return bool((await trainer.status())["state"] == "running")
+
+        await eventually(running, "the run goes on once nobody asks any more")
+
+
+HOSTILE: list[tuple[str, str, Any, int]] = [
+    ("POST", "/v1/replicas", {"url": "http://[::1"}, 400),
+    ("POST", "/v1/replicas", {"url": "http://h:1/x y"}, 400),
+    ("POST", "/v1/replicas", {"url": "http://h:1", "id": 'a"} 1\nb'}, 400),
+    ("POST", "/v1/rollouts", {"tasks": [{"task_id": "toy-1"}], "sampling": {"seed": 2**70}}, 400),
+    ("POST", "/v1/rollouts", {"tasks": [{"task_id": "toy-1"}], "sampling": {"max_tokens": 2**40}}, 400),
+    ("POST", "/v1/rollouts", {"tasks": [{"task_id": "toy-1"}], "group_size": 65_536}, 413),
+    ("POST", "/v1/policy", {"version": 2**70}, 400),
+    ("GET", f"/v1/rollouts?after=open:{'9' * 5000}", None, 400),
+    ("GET", f"/v1/results?after={'9' * 5000}", None, 400),
+]
+
+
+async def test_hostile_values_are_refused_and_leave_the_router_well(layout: RunLayout) -> None:
+    async with routed(layout) as link, httpx.AsyncClient() as client:
+        found = beacon.read(layout)
+        assert found is not None
+        for method, path, body, status in HOSTILE:
+            answer = await client.request(
+                method, found.url + path, content=None if body is None else json.dumps(body).encode(),
+                headers={"Authorization": f"Bearer {layout.trainer_token.read_text()}"},
+            )  # fmt: skip
+            assert answer.status_code == status, (path[:60], answer.text)
+        for commit in ({"lease_id": "9" * 5000}, {"lease_id": "1", "segment": {"path": "../x"}}):
+            whole = {"rollout_id": "r", "attempt": 1, "outcome": "ok", **commit}
+            if "segment" in whole:
+                whole["segment"] = {"path": "../x", "offset": 0, "length": 1, "crc32": 0}
+            with pytest.raises(ServiceError) as caught:
+                await link.call("POST", "/v1/commit", {"member": "w", "epoch": 1, "commits": [whole]}, answer=bytes)
+            assert caught.value.status == 400
+        await link.call("GET", "/readyz", answer=bytes)

@@ -12,13 +12,16 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from stages import sharedfs
+from stages.errors import StageError
 from stages.layout import RunLayout
 from stages.router.served import ServedTask
 from stages.router.service import serve
 from stages.syscalls import FileSystem
 from tests.support.routers import ToyTask, options
+from tests.unit.stages_files import killed_writer
 
-CALLS = ("open", "write", "fsync", "rename", "link", "unlink")
+REFUSED = 3
+"""Exit code of a router that found another in its place."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +86,19 @@ def _die() -> None:
     signal.pause()
 
 
-def route_until_killed(root: Path, crash: Crash | None, tell: Connection, changes: dict[str, object]) -> None:
-    """A router of the toy task in this process: until its crash, or SIGTERM; then it tells its counts of calls."""
-    files = CrashingFileSystem(crash)
-    with sharedfs.use(files):
-        asyncio.run(_route(RunLayout(root), changes))
-    tell.send(dict(files.counts))
+def route_until_killed(root: Path, crash: Crash | None, changes: dict[str, object]) -> None:
+    """A router of the toy task in this process: until its crash, SIGTERM, or another router."""
+    with sharedfs.use(CrashingFileSystem(crash)):
+        try:
+            asyncio.run(_route(RunLayout(root), changes))
+        except* StageError:
+            os._exit(REFUSED)
+
+
+def write_until_killed(root: Path, life: int, tell: Connection, crash: Crash) -> None:
+    """RUN's segments and EVAL's shards, many slots at once, until the crash; tells each range that is durable."""
+    with sharedfs.use(CrashingFileSystem(crash)):
+        killed_writer.write_until_killed(root, life, tell)
 
 
 async def _route(layout: RunLayout, changes: dict[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""A small run told by hand to real router processes that may die: submit, three stages, results; with what was acknowledged."""
+"""A small run told by hand to real router processes that may die, with what was acknowledged."""
 
 from __future__ import annotations
 
@@ -37,12 +37,10 @@ class RouterProcess:
 
     def __init__(self, layout: RunLayout, crash: Crash | None = None, **options: Any) -> None:
         context = forks()
-        self._mine, its = context.Pipe(duplex=False)
         self.process: BaseProcess = context.Process(
-            target=route_until_killed, args=(layout.root, crash, its, options), daemon=True
+            target=route_until_killed, args=(layout.root, crash, options), daemon=True
         )
         self.process.start()
-        its.close()
         self.pid: int = self.process.pid or 0
 
     @property
@@ -55,34 +53,22 @@ class RouterProcess:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
-    async def stop(self, timeout_s: float = 15.0) -> dict[str, int]:
-        """SIGTERM and wait; returns the counts of file system calls, empty for one that crashed."""
+    async def stop(self, timeout_s: float = 15.0) -> None:
+        """SIGTERM, and SIGCONT for one that was stopped, and wait."""
+        self.send(signal.SIGCONT)
         self.send(signal.SIGTERM)
-        counts: dict[str, int] = {}
-
-        def gone() -> bool:
-            with contextlib.suppress(EOFError, OSError):
-                if self._mine.poll():
-                    counts.update(self._mine.recv())
-            return self.ended
-
         try:
-            await eventually(gone, "the router ends", timeout_s)
+            await eventually(lambda: self.ended, "the router ends", timeout_s)
         finally:
             self.process.kill()
             self.process.join()
-        with contextlib.suppress(EOFError, OSError):
-            if self._mine.poll():
-                counts.update(self._mine.recv())
-        self._mine.close()
-        return counts
 
 
 class Story:
     """What a trainer and a worker did and what they were told: the measure for what may not be lost."""
 
     def __init__(self, layout: RunLayout, link: RouterLink, trainer: AsyncRolloutClient) -> None:
-        self._layout, self._link, self._trainer = layout, link, trainer
+        self._layout, self.link, self.trainer = layout, link, trainer
         self._worker = HandWorker(link, "w-1-a")
         self._numbers = iter(range(8, 1 << 30, 8))
         self.accepted: list[str] = []
@@ -93,8 +79,8 @@ class Story:
     async def tell(self, tasks: int = 2, group_size: int = 2) -> None:
         """From the submission to the last published line, whatever happens to the routers meanwhile."""
         ask = [{"task_id": f"toy-{number}"} for number in range(tasks)]
-        groups = await self._trainer.submit(ask, group_size=group_size, idempotency_key="story")
-        again = await self._trainer.submit(ask, group_size=group_size, idempotency_key="story")
+        groups = await self.trainer.submit(ask, group_size=group_size, idempotency_key="story")
+        again = await self.trainer.submit(ask, group_size=group_size, idempotency_key="story")
         assert groups == again, "one key was accepted twice"
         self.accepted = [name for group in groups for name in group["rollout_ids"]]
         seen: list[int] = []
@@ -102,7 +88,7 @@ class Story:
             for stage in ("init", "run", "eval"):
                 for lease in await self._patiently(lambda stage=stage: self._worker.lease(stage)):
                     await self._finish(lease)
-            lines, _ = await self._trainer.results(max(seen, default=0), rows=True, wait_s=0.2)
+            lines, _ = await self.trainer.results(max(seen, default=0), rows=True, wait_s=0.2)
             seen += [line["seq"] for line in lines]
         assert seen == list(range(1, len(seen) + 1))
 
@@ -129,7 +115,7 @@ class Story:
                 if error.code != "stale_epoch":
                     raise
                 with contextlib.suppress(RouterUnreachableError):
-                    await self._link.on_stale_epoch()
+                    await self.link.on_stale_epoch()
 
     def check(self) -> None:
         """What was acknowledged is what the files say, once."""

@@ -228,21 +228,20 @@ async def test_a_damaged_snapshot_is_passed_over_for_the_older_one_or_for_all_of
     for _ in range(2):
         async with opened(layout) as router:
             await work(router, 3)
-    newest, older = snapshot_files(layout)[::-1]
+    _, newest = snapshot_files(layout)
     hurt(newest, damage)
     first = await reopened(layout)
     assert first > 0
     for path in snapshot_files(layout):
         hurt(path, damage)
     assert await reopened(layout) > first
-    assert older.exists() or damage == "missing" or len(snapshot_files(layout)) == 2
 
 
 def hurt(path: Path, damage: str) -> None:
     data = path.read_bytes()
     path.unlink()
     if damage == "flipped":
-        path.write_bytes(data[:-10] + bytes([data[-10] ^ 1]) + data[-9:])
+        path.write_bytes(data[:-10] + bytes([(data[-10] + 1) % 256]) + data[-9:])
     elif damage == "short":
         path.write_bytes(data[:-1])
     elif damage == "empty":
@@ -255,10 +254,22 @@ async def test_a_snapshot_that_stands_for_more_than_history_holds_is_not_used(la
     """A zombie's, in effect: the sealing epoch has read less than the snapshot claims."""
     async with opened(layout) as router:
         await work(router, 3)
+        for _ in range(4):
+            await router.submit(Tick(t=router.clock()))
     part = layout.journal_part(1, 0)
     lines = part.read_bytes().splitlines(keepends=True)
     part.write_bytes(b"".join(lines[:-4]))
     assert await reopened(layout) == len(lines) - 4
+
+
+async def test_a_journal_that_ends_before_what_the_index_shows_is_an_error(layout: RunLayout) -> None:
+    async with opened(layout) as router:
+        await work(router, 3)
+    part = layout.journal_part(1, 0)
+    part.write_bytes(b"".join(part.read_bytes().splitlines(keepends=True)[:-1]))
+    with pytest.raises(JournalError, match="shows seq 9"):
+        async with opened(layout):
+            pass
 
 
 async def test_a_snapshot_of_another_history_of_the_same_length_is_not_used(layout: RunLayout) -> None:
