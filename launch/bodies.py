@@ -31,6 +31,8 @@ from stages.wire import ReplicaIn, Stage
 from stages.worker import Stagehand, Worker
 
 DRAIN_GRACE_S = 20.0
+ORPHAN_TTLS = 4
+"""Lease times without any answer of a router after which a worker stops its sandboxes and ends."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,11 @@ def node_scratch(config: Config) -> Path:
     return base
 
 
+def _worker_link(context: Context) -> RouterLink:
+    """A worker's calls. One that no router answers for so long has lost its leases to others: it stops and ends."""
+    return RouterLink("worker", run_dir=context.layout.root, patience_s=ORPHAN_TTLS * context.config.lease.ttl_s)
+
+
 async def _work(context: Context, hand: Stagehand, link: RouterLink, stage: Stage, slots: int) -> None:
     worker = Worker(
         link, hand, member=context.member, stage=stage, slots=slots, heartbeat_s=context.config.lease.heartbeat_s
@@ -151,7 +158,7 @@ async def init(context: Context) -> None:
     task = wiring.build_task(config)
     async with (
         _sandboxes(context) as (backend, store, _),
-        RouterLink("worker", run_dir=context.layout.root) as link,
+        _worker_link(context) as link,
     ):
         await _work(context, InitHand(task, backend, store), link, "init", config.pools.init.slots)
 
@@ -170,7 +177,7 @@ async def run(context: Context) -> None:
     identity = await asyncio.to_thread(identify, config.fleet.model, directory, chat)
     async with (
         _sandboxes(context) as (backend, store, scratch),
-        RouterLink("worker", run_dir=context.layout.root) as link,
+        _worker_link(context) as link,
         EngineClient(api_key=_engine_key(context)) as engine,
         SegmentWriter(context.layout, context.member) as segments,
     ):
@@ -192,7 +199,7 @@ async def evaluate(context: Context) -> None:
     names = RunNames(context.run_id, config.workflow.name, task.name, config.agent.name, config.shards.messages)
     async with (
         _sandboxes(context) as (backend, store, scratch),
-        RouterLink("worker", run_dir=context.layout.root) as link,
+        _worker_link(context) as link,
         ShardWriter(context.layout, context.member) as shards,
     ):
         hand = EvalHand(

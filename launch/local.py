@@ -31,6 +31,8 @@ from stages.shards.writer import write_schema
 from workflows.collect import collect
 
 POLL_S: Final = 0.5
+START_S: Final = 120.0
+"""Patience with a router that has not come up yet, however small `stuck_after_s` is."""
 
 
 class StuckError(LaunchError):
@@ -149,7 +151,7 @@ class _LocalRun:
     async def _work(self) -> None:
         """The workflow itself, beside a watcher that shows progress and ends what is stuck."""
         task_ids = [row["task_id"] for row in wiring.build_task(self._config).rows()]
-        async with AsyncRolloutClient(self._layout.root, patience_s=self._config.stuck_after_s) as client:
+        async with AsyncRolloutClient(self._layout.root, patience_s=max(START_S, self._config.stuck_after_s)) as client:
             for url in self._config.fleet.urls:
                 await client.add_replica(url, model=self._config.fleet.model)
             watching = asyncio.create_task(self._watch(client), name="watch")

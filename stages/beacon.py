@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
+from typing import Final
 
 import msgspec
 
@@ -11,6 +13,9 @@ from stages import sharedfs
 from stages.errors import StageError
 from stages.identity import Identity, is_surely_dead
 from stages.layout import RunLayout
+
+LOOKS: Final = 8
+LOOK_AGAIN_S: Final = 0.05
 
 
 class Beacon(msgspec.Struct, frozen=True):
@@ -33,13 +38,24 @@ class Beacon(msgspec.Struct, frozen=True):
 
 
 def read(layout: RunLayout) -> Beacon | None:
-    """The beacon as visible now, or None where there is none yet."""
-    try:
-        return msgspec.json.decode(sharedfs.read_bytes(layout.router_json), type=Beacon)
-    except FileNotFoundError:
-        return None
-    except msgspec.MsgspecError as error:
-        raise StageError(f"{layout.router_json} is not a router's beacon: {error}") from error
+    """The beacon as visible now, or None where there is none yet.
+
+    A network filesystem may show a replaced file as stale or cut for a moment, so that is looked at again. Blocking.
+
+    Raises:
+        StageError: it stays unreadable.
+    """
+    for _ in range(LOOKS):
+        try:
+            return msgspec.json.decode(sharedfs.read_bytes(layout.router_json), type=Beacon)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.MsgspecError) as failure:
+            if isinstance(failure, OSError) and failure.errno != errno.ESTALE:
+                raise
+            error = failure
+        time.sleep(LOOK_AGAIN_S)
+    raise StageError(f"{layout.router_json} is not a router's beacon: {error}") from error
 
 
 def write(layout: RunLayout, beacon: Beacon) -> None:

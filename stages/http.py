@@ -16,7 +16,7 @@ import msgspec
 from httpx_aiohttp import AiohttpTransport
 
 from stages import beacon, sharedfs
-from stages.errors import RouterUnreachableError, ServiceError
+from stages.errors import RouterUnreachableError, ServiceError, StageError
 from stages.layout import RunLayout
 
 KEEP_ALIVE_S: Final = 4.0
@@ -25,6 +25,7 @@ RETRY_S: Final = (0.05, 1.0)
 RETRIED_STATUS: Final = frozenset({429, 503})
 FINAL_CODES: Final = frozenset({"draining"})
 """Refusals that waiting does not change, whatever their status."""
+STALE_EPOCH: Final = "stale_epoch"
 UNKNOWN: Final = "unknown"
 """The code of an error without the contract's body."""
 
@@ -62,6 +63,10 @@ def error_of(response: httpx.Response) -> ServiceError:
     except (msgspec.MsgspecError, UnicodeDecodeError):
         code, message, detail = UNKNOWN, response.text[:200] or response.reason_phrase, {}
     return ServiceError(response.status_code, code, message, **{k: v for k, v in detail.items() if k not in _FIXED})
+
+
+def _names_epoch(body: Any) -> bool:
+    return "epoch" in body if isinstance(body, dict) else hasattr(body, "epoch")
 
 
 class RouterLink:
@@ -168,7 +173,10 @@ class RouterLink:
                 # A server error without the contract's body is not the router's word: a server that is being torn
                 # down says so, or something between us and it.
                 dying = response.status_code >= 500 and failure.code == UNKNOWN
-                if (response.status_code not in RETRIED_STATUS and not dying) or failure.code in FINAL_CODES:
+                # A request that names no epoch means the run, not the router that has lost it.
+                moved = failure.code == STALE_EPOCH and self._layout is not None and not _names_epoch(body)
+                retried = response.status_code in RETRIED_STATUS or dying or moved
+                if not retried or failure.code in FINAL_CODES:
                     raise failure
                 if failure.code == "journal_stalled":
                     # The router lives and says so: that is not what the patience is for.
@@ -190,7 +198,10 @@ class RouterLink:
         """
         if self._layout is None:
             raise RouterUnreachableError("no run directory and no URL to find the router by")
-        found = await asyncio.to_thread(beacon.read, self._layout)
+        try:
+            found = await asyncio.to_thread(beacon.read, self._layout)
+        except (OSError, StageError) as error:
+            raise RouterUnreachableError(f"{self._layout.router_json} does not read now: {error}") from error
         if found is None or found.ended:
             raise RouterUnreachableError(f"{self._layout.router_json} names no living router")
         path = self._layout.trainer_token if self._role == "trainer" else self._layout.worker_token

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import zlib
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
@@ -20,14 +20,8 @@ from stages.layout import RunLayout, parse_part
 CACHE_BYTES: Final = 64 << 20
 _HEADER = re.compile(rb"([0-9a-f]{32}) (\d+) ([0-9a-f]{8})\n")
 _HEADER_MAX: Final = 64
-
-
-class _Place(NamedTuple):
-    epoch: int
-    part: int
-    offset: int
-    length: int
-    crc: int
+_BLOCK: Final = 1 << 20
+_OFFSET_BITS: Final = 44
 
 
 def digest_of(body: bytes) -> str:
@@ -49,7 +43,9 @@ class Payloads:
 
     def __init__(self, layout: RunLayout) -> None:
         self._layout = layout
-        self._places: dict[str, _Place] = {}
+        # A run may have a million rows: 16 bytes of digest, and pack and offset of its header in one number.
+        self._places: dict[bytes, int] = {}
+        self._packs: list[tuple[int, int]] = []
         self._staged: dict[str, bytes] = {}
         self._cache: dict[str, dict[str, Any]] = {}
         self._sizes: dict[str, int] = {}
@@ -57,7 +53,7 @@ class Payloads:
         self._file: sharedfs.AppendFile | None = None
         self._epoch = 0
         self._part = -1
-        self.damaged: list[str] = []
+        self._written = 0
 
     def load(self) -> None:
         """Index every pack that is there; a torn record at a pack's end was never acknowledged."""
@@ -67,20 +63,32 @@ class Payloads:
                 self._index(*parsed)
 
     def _index(self, epoch: int, part: int) -> None:
-        data = sharedfs.read_bytes(self._layout.payloads_part(epoch, part))
-        position = 0
-        while match := _HEADER.match(data, position, position + _HEADER_MAX):
-            offset, length = match.end(), int(match[2])
-            if offset + length + 1 > len(data):
+        path = self._layout.payloads_part(epoch, part)
+        size, position, start, block = sharedfs.stat_size(path), 0, 0, b""
+        pack = self._pack(epoch, part)
+        while position < size:
+            header = _HEADER.match(block, position - start, position - start + _HEADER_MAX)
+            if header is None:
+                # It lies across the block's end or beyond it: long rows are skipped, not read.
+                start, block = position, sharedfs.read_range(path, position, _BLOCK)
+                header = _HEADER.match(block, 0, _HEADER_MAX)
+            if header is None:
                 return
-            self._places[match[1].decode()] = _Place(epoch, part, offset, length, int(match[3], 16))
-            position = offset + length + 1
+            after = start + header.end() + int(header[2]) + 1
+            if after > size:
+                return
+            self._places[bytes.fromhex(header[1].decode())] = pack | position
+            position = after
+
+    def _pack(self, epoch: int, part: int) -> int:
+        self._packs.append((epoch, part))
+        return (len(self._packs) - 1) << _OFFSET_BITS
 
     def stage(self, row: Any) -> str:
         """Take a row in and return its digest; it is written with the next batch."""
         body = canonical(row)
         digest = digest_of(body)
-        if digest not in self._places:
+        if bytes.fromhex(digest) not in self._places:
             self._staged[digest] = body
         return digest
 
@@ -107,12 +115,12 @@ class Payloads:
         if self._file is None or self._file.broken:
             self._part += 1
             self._file = sharedfs.AppendFile(self._layout.payloads_part(self._epoch, self._part))
+            self._written = self._pack(self._epoch, self._part)
         places, records, offset = {}, [], self._file.length
         for digest, body in staged.items():
-            crc = zlib.crc32(body)
-            header = b"%b %d %08x\n" % (digest.encode(), len(body), crc)
+            header = b"%b %d %08x\n" % (digest.encode(), len(body), zlib.crc32(body))
             records += [header, body, b"\n"]
-            places[digest] = _Place(self._epoch, self._part, offset + len(header), len(body), crc)
+            places[bytes.fromhex(digest)] = self._written | offset
             offset += len(header) + len(body) + 1
         self._file.append(b"".join(records))
         self._file.sync()
@@ -130,13 +138,16 @@ class Payloads:
         """
         if digest in self._cache:
             return self._cache[digest]
-        place = self._places.get(digest)
+        place = self._places.get(bytes.fromhex(digest))
         if place is None:
             raise JournalError(f"payload {digest} is in no pack of {self._layout.payloads}", digest=digest)
-        path = self._layout.payloads_part(place.epoch, place.part)
-        body = sharedfs.read_range(path, place.offset, place.length)
-        if zlib.crc32(body) != place.crc:
-            raise JournalError(f"payload {digest} is damaged: {path} at {place.offset}", digest=digest)
+        path = self._layout.payloads_part(*self._packs[place >> _OFFSET_BITS])
+        offset = place & ((1 << _OFFSET_BITS) - 1)
+        header = _HEADER.match(sharedfs.read_range(path, offset, _HEADER_MAX))
+        length, crc = (int(header[2]), int(header[3], 16)) if header else (0, -1)
+        body = sharedfs.read_range(path, offset + (header.end() if header else 0), length)
+        if zlib.crc32(body) != crc or digest_of(body) != digest:
+            raise JournalError(f"payload {digest} is damaged: {path} at {offset}", digest=digest)
         row: dict[str, Any] = msgspec.json.decode(body)
         self._remember(digest, row, len(body))
         return row

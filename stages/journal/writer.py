@@ -40,6 +40,7 @@ class Covered(NamedTuple):
 class Entry(NamedTuple):
     """An event on its way to disk, with what is due when it is there. A `mark` asks where the journal then stands."""
 
+    t: float
     line: bytes
     reply: Any
     effects: list[Effect]
@@ -64,13 +65,12 @@ class JournalWriter:
         epoch: int,
         payloads: Payloads,
         publish: Callable[[list[Effect]], None],
-        clock: Callable[[], float],
         *,
         fence: Fence | None = None,
         stall_s: float = STALL_S,
     ) -> None:
         self._layout, self._epoch, self._payloads = layout, epoch, payloads
-        self._publish, self._clock, self._stall_s = publish, clock, stall_s
+        self._publish, self._stall_s = publish, stall_s
         self._fence = fence or Fence(layout, epoch)
         self._pending: list[Entry] = []
         self._wake = asyncio.Event()
@@ -90,17 +90,17 @@ class JournalWriter:
         self, event: AnyEvent, reply: Any, effects: list[Effect], mark: asyncio.Future[Covered] | None = None
     ) -> asyncio.Future[Any]:
         """Queue an applied event; the future gives `reply` once it is durable and published."""
-        return self._queue(encode_line(events.encode(event)), reply, effects, mark)
+        return self._queue(event.t, encode_line(events.encode(event)), reply, effects, mark)
 
     def settled(self) -> asyncio.Future[Any]:
         """A future that is done once everything put so far is durable."""
-        return self._queue(b"", None, [], None)
+        return self._queue(0.0, b"", None, [], None)
 
     def _queue(
-        self, line: bytes, reply: Any, effects: list[Effect], mark: asyncio.Future[Covered] | None
+        self, t: float, line: bytes, reply: Any, effects: list[Effect], mark: asyncio.Future[Covered] | None
     ) -> asyncio.Future[Any]:
         waiter: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._pending.append(Entry(line, reply, effects, waiter, mark))
+        self._pending.append(Entry(t, line, reply, effects, waiter, mark))
         self._wake.set()
         return waiter
 
@@ -141,7 +141,7 @@ class JournalWriter:
         self._payloads.write(batch.staged)
         batch.staged = {}
         if not batch.written:
-            file = self._usable_part()
+            file = self._usable_part(batch.entries[0].t)
             file.append(b"".join([entry.line for entry in batch.entries]))
             file.sync()
             # From here on only the fence may be asked again: lines written twice would be events that happened twice.
@@ -151,7 +151,8 @@ class JournalWriter:
         self.fsync_s.append(time.perf_counter() - started)
         self.events += len(batch.entries)
 
-    def _usable_part(self) -> sharedfs.AppendFile:
+    def _usable_part(self, t: float) -> sharedfs.AppendFile:
+        """The part to append to. A new one is dated `t`, like what comes first in it: replay must not run ahead."""
         file = self._file
         if file is not None and not file.broken and file.good_length < PART_BYTES:
             return file
@@ -163,7 +164,7 @@ class JournalWriter:
         file = sharedfs.AppendFile(self._layout.journal_part(self._epoch, self._part))
         self._file = file
         if self._part > 0:
-            began = PartBegan(t=self._clock(), epoch=self._epoch, part=self._part, before=self._before)
+            began = PartBegan(t=t, epoch=self._epoch, part=self._part, before=self._before)
             file.append(encode_line(events.encode(began)))
         return file
 
@@ -190,6 +191,7 @@ class JournalWriter:
                 if future is not None and not future.done():
                     if isinstance(error, JournalError):
                         future.set_exception(error)
+                        future.exception()  # whoever has given up waiting need not be told
                     else:
                         future.cancel()
 
@@ -202,11 +204,14 @@ class JournalWriter:
     @property
     def stalled_s(self) -> float:
         """For how long the filesystem has refused, or kept a batch waiting beyond the bound; 0 while all is well."""
-        now = time.monotonic()
         if self._refused_since is not None:
-            return now - self._refused_since
-        waiting_s = 0.0 if self._busy_since is None else now - self._busy_since
-        return waiting_s if waiting_s > self._stall_s else 0.0
+            return time.monotonic() - self._refused_since
+        return self.busy_s if self.busy_s > self._stall_s else 0.0
+
+    @property
+    def busy_s(self) -> float:
+        """For how long the batch that is being written has been on its way; 0 between batches."""
+        return 0.0 if self._busy_since is None else time.monotonic() - self._busy_since
 
     def stalled(self) -> JournalError:
         """What callers are told who waited, or want in, while nothing can be acknowledged."""

@@ -23,7 +23,6 @@ from stages.layout import RunLayout
 from stages.ledger.effects import Effect, Revoke
 from stages.ledger.events import AnyEvent, Committed, EpochBegan, MemberGone, Part, Rules, Tick
 from stages.ledger.machine import Ledger
-from stages.ledger.state import STAGES
 from stages.router.clock import Clock
 from stages.router.publisher import Publisher
 from stages.router.reopen import reopen
@@ -75,7 +74,7 @@ class Router:
         router = cls(layout, run_id, rules, node)
         history = await asyncio.to_thread(router._reopen)
         router._journal = JournalWriter(
-            layout, router.epoch, router.payloads, router._durable, router.clock, fence=router.fence, stall_s=stall_s
+            layout, router.epoch, router.payloads, router._durable, fence=router.fence, stall_s=stall_s
         )
         snapshots = router._snapshots = Snapshotter(
             layout, router.epoch, history, router.publisher.completed, router.segments.waiting,
@@ -188,17 +187,16 @@ class Router:
 
     def wake_leases(self) -> None:
         """Let as many long polls look as there is work queued."""
-        for stage in STAGES:
-            queued = len(self.ledger.queues.by_stage[stage])
-            if queued:
+        for stage, queue in self.ledger.queues.by_stage.items():
+            if self.waiters.parked(stage) and (queued := len(queue)):
                 self.waiters.wake(stage, queued)
 
     async def _tick(self) -> None:
         last = time.monotonic()
         while True:
             await asyncio.sleep(TICK_S)
-            if self.journal.stalled_s:
-                continue  # no heartbeat gets in either: the whole stall becomes a gap, for which no lease pays
+            if self.journal.busy_s > GAP_S:
+                continue  # heartbeats are not answered either: all of this becomes a gap, for which no lease pays
             now = time.monotonic()
             late_s, last = now - last - TICK_S, now
             self.lag_s.append(late_s)

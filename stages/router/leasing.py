@@ -72,8 +72,11 @@ class Leasing:
         self._router.check_open()
         until = time.monotonic() + request.wait_s
         while True:
-            if request.member in self._gone or await has_left():
+            if request.member in self._gone:
                 self._router.wake_leases()  # what woke this request is somebody else's now
+                raise ServiceError(409, "member_gone", f"{request.member} was reported dead: start under another id")
+            if await has_left():
+                self._router.wake_leases()
                 return LeasesOut(self._router.epoch, [])
             work = grants.choose(self._router.ledger, request.stage, request.free, frozenset(request.warm))
             if work:

@@ -86,10 +86,11 @@ class Published:
         files = self._files()
         for position, file in enumerate(files):
             cut = min((later.after_seq for later in files[position + 1 :]), default=None)
+            if cut is not None and file.after_seq >= cut:
+                continue
             if file.after_seq > len(self):
                 return  # lines are missing before this file: nothing after them is out
-            if cut is None or file.after_seq < cut:
-                self._load_file(file, cut)
+            self._load_file(file, cut)
 
     def _files(self) -> list[_File]:
         files = []

@@ -30,6 +30,10 @@ class Waiters:
                     parked.remove(future)
         return True
 
+    def parked(self, kind: str) -> bool:
+        """Whether anybody waits."""
+        return bool(self._parked.get(kind))
+
     def wake(self, kind: str, count: int) -> None:
         """Wake up to `count` of those that wait."""
         parked = self._parked.get(kind)

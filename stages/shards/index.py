@@ -155,10 +155,10 @@ class _Part:
 
 
 class IndexFollower:
-    """Gives the index line by line and goes on where it stopped; the directory is listed once, at the start.
+    """Gives the index line by line and goes on where it stopped; the directory is listed at the start.
 
     Later parts are found by name: the next part of the highest epoch, and part 0 of each epoch up to the one that
-    router.json names.
+    router.json names. It is listed again only where a part is known to be hidden by a stale cache.
     """
 
     def __init__(self, run_dir: Path, after: int = 0) -> None:
@@ -166,14 +166,7 @@ class IndexFollower:
         self.seq = after
         self._parts: dict[tuple[int, int], _Part] = {}
         self._floor = (0, 0)
-        try:
-            names = sharedfs.list_dir(self.layout.index)
-        except FileNotFoundError:
-            names = []
-        for name in names:
-            key = parse_part(name, ".jsonl")
-            if key is not None:
-                self._parts[key] = _Part(self.layout.index_part(*key))
+        self._list()
 
     def poll(self, limit: int = 10_000) -> list[IndexLine]:
         """The lines after `seq` that are there now, at most `limit`; empty when nothing came.
@@ -188,10 +181,30 @@ class IndexFollower:
             owner = self._owner(self.seq + 1)
             line = owner.take(self.seq + 1) if owner else None
             if line is None:
+                if self._is_hidden(self.seq + 1) and self._list():
+                    self._discover()
+                    continue
                 break
             lines.append(line)
             self.seq = line.seq
         return lines
+
+    def _is_hidden(self, seq: int) -> bool:
+        """Whether a known part begins beyond `seq`: then the line exists, and its part is not visible here yet."""
+        return any(part.after_seq is not None and part.after_seq >= seq for part in self._parts.values())
+
+    def _list(self) -> bool:
+        """Find parts by listing the directory; whether any was new."""
+        try:
+            names = sharedfs.list_dir(self.layout.index)
+        except OSError as error:
+            if error.errno not in ranges.STALE:
+                raise
+            return False  # parts are found by their names later
+        keys = {key for name in names if (key := parse_part(name, ".jsonl")) is not None and key >= self._floor}
+        new = keys - self._parts.keys()
+        self._parts.update((key, _Part(self.layout.index_part(*key))) for key in new)
+        return bool(new)
 
     def _discover(self) -> None:
         """Find new parts by name and read the headers that are not known yet."""
@@ -207,9 +220,17 @@ class IndexFollower:
                 unread.read_more()
 
     def _probe(self, epoch: int, part: int) -> None:
-        while epoch > 0 and sharedfs.exists(self.layout.index_part(epoch, part)):
+        while epoch > 0 and self._is_there(epoch, part):
             self._parts.setdefault((epoch, part), _Part(self.layout.index_part(epoch, part)))
             part += 1
+
+    def _is_there(self, epoch: int, part: int) -> bool:
+        try:
+            return sharedfs.exists(self.layout.index_part(epoch, part))
+        except OSError as error:
+            if error.errno not in ranges.STALE:
+                raise
+            return False
 
     def _router_epoch(self) -> int:
         try:

@@ -20,7 +20,7 @@ from stages.layout import RunLayout
 from stages.ledger import events
 from tests.bench.report import emit
 
-MILL, HTTP = "tests.bench.ledger_mill", "tests.bench.ledger_http"
+MILL, CROWD = "tests.support.ledger_mill", "tests.support.ledger_crowd"
 DEADLINE_S = 900
 
 
@@ -39,7 +39,7 @@ def killed_after(arguments: list[str], **options: Any) -> Iterator[subprocess.Po
 
 
 def acknowledged(directory: Path, seconds: int, errors: list[str]) -> dict[str, float]:
-    """Kill a router in full flight: the rate, after checking that all that it acknowledged is in the journal, in order."""
+    """Kill a router in full flight: its rate, once all that it acknowledged is found in the journal, in order."""
     crcs: list[int] = []
     rate: dict[str, float] = {}
     with killed_after(command(MILL, "acked", directory, seconds), stdout=subprocess.PIPE) as process:
@@ -84,14 +84,14 @@ def reopened(directory: Path, rollouts: int, tail: int, errors: list[str]) -> di
 
 def over_http(directory: Path, rollouts: int) -> dict[str, float]:
     """Rollouts a second through three stages, and the router's CPU for each."""
-    with killed_after(command(HTTP, "router", directory)):
+    with killed_after(command(CROWD, "router", directory)):
         until = time.monotonic() + 30
         while beacon.read(RunLayout(directory)) is None:
             if time.monotonic() > until:
                 raise TimeoutError("the router did not publish itself within 30 s")
             time.sleep(0.05)
         answer = subprocess.run(
-            command(HTTP, "workers", directory, rollouts), check=True, timeout=DEADLINE_S, stdout=subprocess.PIPE
+            command(CROWD, "workers", directory, rollouts), check=True, timeout=DEADLINE_S, stdout=subprocess.PIPE
         ).stdout
     result: dict[str, float] = json.loads(answer)
     return result

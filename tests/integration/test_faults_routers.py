@@ -83,7 +83,8 @@ async def test_a_router_that_stood_still_past_its_lease_acknowledges_nothing_whe
             new = RouterProcess(layout, rules=RULES)
             try:
                 await eventually(lambda: (beacon.read(layout) or before).epoch == 2, "the second router takes over")
-                await one.tell(tasks=1, group_size=4)
+                async with story(layout) as two:
+                    await two.tell(tasks=1, group_size=4)
                 old.send(signal.SIGCONT)
                 answers = await asyncio.gather(late, return_exceptions=True)
                 await eventually(lambda: old.ended, "the old router ends by itself")
@@ -92,8 +93,8 @@ async def test_a_router_that_stood_still_past_its_lease_acknowledges_nothing_whe
                 await new.stop()
     assert old.process.exitcode == REFUSED and new.process.exitcode == 0
     assert [getattr(answer, "status_code", 0) for answer in answers] != [200], "a fenced router acknowledged"
-    assert one.accepted == groups[0]["rollout_ids"]
-    one.check()
+    assert two.accepted == groups[0]["rollout_ids"]
+    two.check()
     segments = {
         item.segment.path for event in read_events(layout) if isinstance(event, Committed)
         for item in event.commits if item.segment is not None

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import random
+import shutil
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -148,22 +149,24 @@ def _command(pid: int) -> str:
         return ""
 
 
-async def test_b33_a_killed_sandbox_is_a_masked_failure_and_never_reward_zero(
-    layout: RunLayout, tmp_path: Path
-) -> None:
+async def test_b33_a_lost_sandbox_is_a_masked_failure_and_never_reward_zero(layout: RunLayout, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
 
     async def act(row: Row, turn: int, sandbox: Sandbox) -> None:
         if row["task_id"] == "toy-1":
             await sandbox.shell.run("sleep 271", timeout_s=60)
+            await sandbox.shell.run("true")
 
-    async def kill_sandboxes() -> None:
+    async def destroy_sandboxes() -> None:
+        """Processes and files: as when the node's scratch goes away; a killed shell alone is started again."""
         while True:
             family = {pid: _command(pid) for pid in descendants(os.getpid())}
             if any(command.startswith("sleep 271") for command in family.values()):
-                for pid in (pid for pid, command in family.items() if command.startswith("bwrap ")):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+                for pid, command in family.items():
+                    if command.startswith("bwrap --bind "):
+                        shutil.rmtree(Path(command.split()[2]).parent, ignore_errors=True)
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGKILL)
             await asyncio.sleep(0.05)
 
     rules = Rules(max_attempts=2)
@@ -175,7 +178,7 @@ async def test_b33_a_killed_sandbox_is_a_masked_failure_and_never_reward_zero(
             working(layout, "eval"),
             run_pool(layout, TurnsAgent(1, act), versioned_engine(), backend=backend),
         ):
-            killing = asyncio.create_task(kill_sandboxes())
+            killing = asyncio.create_task(destroy_sandboxes())
             rows, _ = await until_closed(trainer, 2)
             killing.cancel()
         status = await trainer.status()

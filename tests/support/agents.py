@@ -24,35 +24,24 @@ def told_after(steps: int) -> str:
     return f"count={steps} cwd={cwd} log={log} files=/work/f{steps}"
 
 
-class OneShot:
-    """Lets the policy speak `turns` times, with a step in the sandbox after each; knows nothing of going on."""
+class Steps:
+    """Lets the policy speak `turns` times, with a step in the sandbox between; its whole state is its messages."""
 
-    name = "one-shot"
+    name = "steps"
     privileged = False
 
     def __init__(self, task: Task, turns: int = 8, pause_s: float = 0.3) -> None:
         self._task, self._turns, self._pause_s = task, turns, pause_s
 
     async def run(self, row: Row, model: Model, sandbox: Sandbox, limits: Limits) -> None:
-        await self._go_on(model, sandbox, self._task.prompt(row))
-
-    async def _go_on(self, model: Model, sandbox: Sandbox, messages: Sequence[Message]) -> None:
-        said = list(messages)
-        while True:
-            if said[-1].role == "assistant":
-                result = await sandbox.shell.run(STEP % self._pause_s, timeout_s=60)
-                said.append(Message("user", result.output.replace("\r", "").strip()))
-            if sum(message.role == "assistant" for message in said) >= self._turns:
-                return
-            said.append(await model.generate(messages=said))
-
-
-class Steps(OneShot):
-    """The same, and can be taken up: its whole state is its messages."""
-
-    name = "steps"
+        await self.resume(row, model, sandbox, limits, self._task.prompt(row))
 
     async def resume(
         self, row: Row, model: Model, sandbox: Sandbox, limits: Limits, messages: Sequence[Message]
     ) -> None:
-        await self._go_on(model, sandbox, messages)
+        said = list(messages)
+        while sum(message.role == "assistant" for message in said) < self._turns:
+            if said[-1].role == "assistant":
+                result = await sandbox.shell.run(STEP % self._pause_s, timeout_s=60)
+                said.append(Message("user", result.output.replace("\r", "").strip()))
+            said.append(await model.generate(messages=said))

@@ -23,7 +23,7 @@ from stages.ledger.events import (
 from stages.ledger.machine import Ledger
 from stages.ledger.state import Lease
 from stages.shards.index import GroupLine, RowsLine
-from stages.trajectory import RowRange
+from stages.trajectory import CheckpointRange, RowRange
 
 ROW = RowRange("shards/eval-1-x-0.arrows", 8, 16, 7)
 SEGMENT = RowRange("handoff/run-1-x-0.seg", 0, 64, 9)
@@ -74,6 +74,12 @@ class Driven:
                                  "eval": {"row": ROW, "reward": 1.0, "chains": 1}}[lease.stage]  # fmt: skip
         item = CommitItem(lease=lease.id, outcome=outcome, **({**given, **fields} if outcome != "given_back" else {}))
         return self.apply(Committed(t=self.t, member=member or lease.member, commits=[item]))[0]
+
+    def keep(self, lease: Lease, place: CheckpointRange, *, over: bool = False) -> str:
+        """Commit a checkpoint; `over` gives the lease back with it."""
+        outcome = "given_back" if over else "checkpoint"
+        item = CommitItem(lease=lease.id, outcome=outcome, checkpoint=place)
+        return self.apply(Committed(t=self.t, member=lease.member, commits=[item]))[0]
 
     def through(self, stage: str, outcome: str = "ok", **fields: Any) -> list[str]:
         return [self.commit(lease, outcome, **fields) for lease in self.lease(stage)]
@@ -128,6 +134,9 @@ def check_invariants(driven: Driven) -> None:
         assert sum(places) >= 1, f"{rollout} is nowhere: it would never end"
         assert sum(places[:3]) + sum(places[4:]) <= 1, f"{rollout} is in two places: it could run twice"
         assert rollout.tries < state.rules.max_attempts
+    needed = [r.segment.path for r in state.rollouts.values() if r.segment]
+    needed += [r.checkpoint.path for r in state.rollouts.values() if r.checkpoint]
+    assert dict(state.segments) == Counter(needed)
     for environment in state.environments.values():
         if environment.layer is None and environment.waiting and not environment.lease:
             assert environment.key in queues.by_stage["init"] or ("init", environment.key) in delayed

@@ -70,10 +70,10 @@ class LivingWorker:
 @contextlib.asynccontextmanager
 async def working(
     layout: RunLayout, stage: Stage, hand: Stagehand | None = None, *, member: str | None = None, slots: int = 64,
-    heartbeat_s: float = 0.1, grace_s: float = 0.05,
+    heartbeat_s: float = 0.1, grace_s: float = 0.05, patience_s: float = 10,
 ) -> AsyncIterator[LivingWorker]:  # fmt: skip
     """A worker of a stage; without a hand of its own it does everything at once."""
-    async with RouterLink("worker", run_dir=layout.root, patience_s=10) as link:
+    async with RouterLink("worker", run_dir=layout.root, patience_s=patience_s) as link:
         worker = Worker(
             link, hand or ToyHand(stage), member=member or f"{stage}-1-toy", stage=stage, slots=slots,
             heartbeat_s=heartbeat_s,
@@ -188,7 +188,8 @@ async def healthy() -> AsyncIterator[str]:
 @contextlib.asynccontextmanager
 async def run_pool(
     layout: RunLayout, agent: TurnsAgent, engine: Any, *, member: str = "run-1-toy", slots: int = 64,
-    backend: SandboxBackend | None = None, segments: SegmentWriter | None = None, **options: Any,
+    backend: SandboxBackend | None = None, segments: SegmentWriter | None = None, visibility_s: float = 10,
+    **options: Any,
 ) -> AsyncIterator[LivingWorker]:  # fmt: skip
     """A RUN worker with the real hand; the sandbox is a fake one where none is given."""
     chat = ChatTokenizer.load(POLICY)
@@ -202,7 +203,8 @@ async def run_pool(
         segments = segments or await stack.enter_async_context(SegmentWriter(layout, member))
         hand = RunHand(
             PlainTask(), agent, Limits(), Policy(chat, ModelIdentity("tiny")), backend=backend, store=store,
-            engine=engine, link=link, segments=segments, saving=Saving(layout, layout.root.parent),
+            engine=engine, link=link, segments=segments,
+            saving=Saving(layout, layout.root.parent, visibility_s=visibility_s),
         )  # fmt: skip
         yield await stack.enter_async_context(working(layout, "run", hand, member=member, slots=slots, **options))
 

@@ -20,7 +20,10 @@ from tests.integration.sandbox.test_layer_chain import FIRST
 REPOSITORY = Path(__file__).resolve().parents[3]
 UID = 54321
 """A number that needs no entry in /etc/passwd."""
-SUITE = ("test_contract.py", "test_files.py", "test_isolation.py", "test_layer_chain.py", "test_worker_death.py")
+SUITE = (
+    "test_contract.py", "test_files.py", "test_isolation.py", "test_layer_chain.py", "test_shell_state.py",
+    "test_worker_death.py",
+)  # fmt: skip
 NEEDED = ("msgspec", "zstandard", "ptyprocess", "pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments")
 
 _DIGEST = """

@@ -40,8 +40,7 @@ class Epoch:
         replay = Replay(layout)
         self.replayed = list(replay.events())
         self.history = replay.history
-        self.t = 0.0
-        self.writer = JournalWriter(layout, self.number, self.payloads, lambda effects: None, lambda: self.t)
+        self.writer = JournalWriter(layout, self.number, self.payloads, lambda effects: None)
 
     async def __aenter__(self) -> Epoch:
         self.task = asyncio.create_task(self.writer.run())
@@ -171,6 +170,20 @@ async def test_payloads_are_stored_once_by_digest_and_found_after_a_restart(layo
         with pytest.raises(JournalError, match="in no pack"):
             again.payloads.read("0" * 32)
     assert layout.payloads_part(1, 0).read_bytes().count(b"question") == 1
+
+
+async def test_rows_longer_than_a_block_are_found_after_a_restart_and_a_torn_one_is_not(layout: RunLayout) -> None:
+    rows = [{"task_id": f"t{i}", "text": "x" * size} for i, size in enumerate([10, 3 << 20, 1 << 20, 0, 700_000, 5])]
+    async with Epoch(layout) as epoch:
+        digests = [epoch.payloads.stage(row) for row in rows]
+        await epoch.tick(1.0)
+    path = layout.payloads_part(1, 0)
+    path.write_bytes(path.read_bytes()[:-3])
+    fresh = Payloads(layout)
+    fresh.load()
+    assert [fresh.read(digest) for digest in digests[:-1]] == rows[:-1]
+    with pytest.raises(JournalError, match="in no pack"):
+        fresh.read(digests[-1])
 
 
 async def test_a_damaged_payload_is_named(layout: RunLayout) -> None:

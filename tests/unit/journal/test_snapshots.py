@@ -95,9 +95,7 @@ class Twin:
         for lease in self.apply(Leased(t=self.t, member=member, stage=stage, work=work)):
             replica = self.same(lambda ledger: ledger.state.fleet.choose())
             if stage == "run" and replica is not None:
-                self.apply(
-                    SessionOpened(t=self.t, rollout_id=lease.work, attempt=lease.attempt, replica=replica)
-                )
+                self.apply(SessionOpened(t=self.t, rollout_id=lease.work, attempt=lease.attempt, replica=replica))
 
     def commit(self) -> None:
         leases = list(self.ledgers[0].state.leases.values())
@@ -276,7 +274,7 @@ async def test_a_snapshot_of_another_history_of_the_same_length_is_not_used(layo
     async with opened(layout) as router:
         await work(router, 3)
     (snapshot,) = snapshots.newest_first(layout)
-    parts = [part for part in snapshot.header.parts]
+    parts = list(snapshot.header.parts)
     assert Replay(layout).covers(parts, snapshot.header.last_line)
     last = parts[-1]
     changed = [*parts[:-1], type(last)(last.epoch, last.part, last.length, "00000000")]

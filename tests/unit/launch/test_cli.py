@@ -167,7 +167,7 @@ BAD = [
     (["seed=1", "status"], "'status' is neither key=value nor a verb"),
     (["top"], "rollmill top is not built yet"),
     (["doctor"], "rollmill doctor is not built yet"),
-    (["resume", "x"], "has no manifest.json"),
+    (["resume", "x"], "x is not a directory"),
     (["scale", "x", "pools.run=+4"], "rollmill scale is not built yet"),
     (["report"], "rollmill report is not built yet"),
     (["images", "list"], "rollmill images is not built yet"),

@@ -18,6 +18,7 @@ from stages.ledger.events import (
 )
 from stages.ledger.machine import Ledger
 from stages.ledger.state import Lease
+from stages.trajectory import CheckpointRange
 from tests.support.ledgers import Driven, check_invariants
 
 RULES = Rules(lease_ttl_s=10.0, max_attempts=2, ready_buffer=3, max_lag=2)
@@ -70,6 +71,17 @@ class Orders(RuleBasedStateMachine):
     def commit_by_another(self, data: st.DataObject) -> None:
         lease = data.draw(st.sampled_from(self.leases))
         assert self.driven.commit(lease, "ok", member="somebody-else") in {"already", "superseded"}
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), tokens=st.integers(1, 5), version=st.none() | st.integers(0, 5), over=st.booleans())
+    def checkpoint(self, data: st.DataObject, tokens: int, version: int | None, over: bool) -> None:
+        lease = data.draw(st.sampled_from(self.leases))
+        alive = lease.id in self.driven.ledger.state.leases
+        if over and lease.stage != "run":
+            return
+        place = CheckpointRange(f"handoff/{lease.member}-0.seg", tokens, 8, 1, tokens, tokens, version)
+        status = self.driven.keep(lease, place, over=over)
+        assert (status == "ok") == alive
 
     @rule(member=members, data=st.data())
     def heartbeat(self, member: str, data: st.DataObject) -> None:

@@ -18,7 +18,7 @@ from stages.handoff import SegmentWriter, decode_record, encode_record, read_rec
 from stages.layout import RunLayout
 from stages.ranges import NotYetError
 from stages.trajectory import Chain, RowRange, Trajectory
-from tests.unit.stages_files.faults import FaultyFs
+from tests.support.faults import FaultyFs
 from tests.unit.stages_files.samples import chains, make_layout, make_result
 
 

@@ -17,7 +17,7 @@ from stages.errors import SchemaError, ShardError
 from stages.layout import RunLayout
 from stages.shards.index import IndexFollower, IndexLine, RowsLine, read_index
 from stages.shards.index_writer import IndexWriter
-from tests.unit.stages_files.faults import FaultyFs
+from tests.support.faults import FaultyFs
 from tests.unit.stages_files.samples import group_line, make_layout, make_row, publish, rows_line
 
 

@@ -27,7 +27,7 @@ from stages.shards.index import IndexLine
 from stages.shards.reader import read_row_json
 from stages.shards.schema import SCHEMA
 from stages.trajectory import Row
-from tests.unit.stages_files.faults import FaultyFs
+from tests.support.faults import FaultyFs
 from tests.unit.stages_files.samples import (
     group_line,
     make_chain,

@@ -11,7 +11,7 @@ import pytest
 
 from stages import sharedfs
 from stages.sharedfs import AppendFile, BrokenFileError
-from tests.unit.stages_files.faults import FaultyFs
+from tests.support.faults import FaultyFs
 
 CALLS_OF_AN_ATOMIC_WRITE = [("open", 0), ("open", 1), ("write", 0), ("fsync", 0), ("fsync", 1), ("rename", 0)]
 

@@ -21,7 +21,7 @@ from stages.layout import RunLayout
 from stages.shards.schema import SCHEMA, rows_to_batch, schema_message
 from stages.shards.writer import ShardWriter, write_schema
 from stages.trajectory import Row, RowRange, Trajectory
-from tests.unit.stages_files.faults import FaultyFs
+from tests.support.faults import FaultyFs
 from tests.unit.stages_files.samples import make_chain, make_layout, make_row, rows, write_rows
 
 GOLDEN = Path(__file__).with_name("schema-v1.txt")

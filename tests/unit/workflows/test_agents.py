@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stages.errors import PolicyTimeoutError
-from stages.protocols import Agent, Limits
+from stages.protocols import Agent, Limits, ResumableAgent
 from stages.trajectory import Message, ToolCall
 from tests.support.models import ScriptedModel
 from tests.support.sandboxes import DirectorySandbox
@@ -121,3 +121,32 @@ def test_the_oracle_earns_everything_and_nop_nothing(tmp_path: Path, row):
         [(messages, reply, tools)] = model.said
         assert messages == TASK.prompt(row) and tools == TASK.tools(row) and reply.role == "assistant"
         assert model.asked == []
+
+
+@pytest.mark.parametrize("stopped_after", range(1, 6))
+def test_a_conversation_that_stopped_anywhere_goes_on_as_if_it_had_not(tmp_path: Path, stopped_after: int):
+    replies = [call("cat numbers.txt"), call("echo $((12+7))"), "The answer is 19."]
+    (tmp_path / "whole").mkdir()
+    whole, _ = run(ToolsAgent(TASK), FILED, replies, tmp_path / "whole")
+    agent = ToolsAgent(TASK)
+    assert isinstance(agent, ResumableAgent) and not isinstance(NopAgent(TASK), ResumableAgent)
+    history = whole.messages[: 1 + stopped_after]
+    spoken = sum(message.role == "assistant" for message in history)
+    model, sandbox = ScriptedModel(replies[spoken:]), DirectorySandbox(tmp_path)
+
+    async def both() -> None:
+        await TASK.prepare(sandbox, FILED)
+        await agent.resume(FILED, model, sandbox, Limits(max_turns=3), history)
+
+    asyncio.run(both())
+    assert model.messages[-1] == whole.messages[-1]
+    assert [m.content for m in model.messages] == [m.content for m in whole.messages]
+
+
+def test_turns_before_the_stop_count_against_the_limit(tmp_path: Path):
+    (tmp_path / "whole").mkdir()
+    whole, _ = run(ToolsAgent(TASK), PLAIN, [call("echo 1"), call("echo 2"), "done"], tmp_path / "whole")
+    model, sandbox = ScriptedModel(["done"]), DirectorySandbox(tmp_path)
+    with pytest.raises(PolicyTimeoutError, match="after 2 turns"):
+        asyncio.run(ToolsAgent(TASK).resume(PLAIN, model, sandbox, Limits(max_turns=2), whole.messages[:-1]))
+    assert model.asked == []

@@ -139,12 +139,15 @@ async def acked(directory: Path, seconds: float, clients: int = 384) -> None:
                 for stage in (RUN, EVAL):
                     await mill.leased(stage, member, N)
 
+        rates: list[dict[str, float]] = []
+
         async def tell() -> None:
             while True:
                 await asyncio.sleep(0.02)
                 crcs, mill.acked = mill.acked, []
-                if crcs:
-                    await asyncio.to_thread(os.write, 1, b"".join(b"%08x\n" % crc for crc in crcs))
+                said = [b"%08x\n" % crc for crc in crcs] + [b"rate %b\n" % json.dumps(rate).encode() for rate in rates]
+                rates.clear()
+                await asyncio.to_thread(os.write, 1, b"".join(said))
 
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(tell())
@@ -154,12 +157,11 @@ async def acked(directory: Path, seconds: float, clients: int = 384) -> None:
             started, cpu, before, size = time.perf_counter(), time.process_time(), mill.count, router.journal.bytes
             await asyncio.sleep(seconds)
             spent_s, cpu_s, count = time.perf_counter() - started, time.process_time() - cpu, mill.count - before
-            rate = {
+            rates.append({
                 "acked_events_per_s": count / spent_s,
                 "cpu_us_per_event": 1e6 * cpu_s / count,
                 "bytes_per_event": (router.journal.bytes - size) / count,
-            }
-            print("rate", json.dumps(rate), flush=True)
+            })  # fmt: skip
 
 
 async def fill(directory: Path, rollouts: int, snapshot_events: int = 100_000) -> None:

@@ -9,9 +9,13 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
+import pytest
+
+from stages.errors import ShardError
 from stages.handoff import read_record
 from stages.layout import RunLayout
 from stages.shards import ShardReader
+from stages.shards.writer import ShardWriter
 from stages.trajectory import RowRange
 from tests.unit.stages_files.killed_writer import write_until_killed
 from tests.unit.stages_files.samples import make_chain, make_layout, make_result, make_row, publish, rows_line
@@ -53,7 +57,7 @@ def rest(pipe: Connection) -> list[Told]:
     return told
 
 
-def test_what_was_acknowledged_is_there_after_a_hundred_kills(tmp_path: Path) -> None:
+def test_b28_what_was_acknowledged_is_there_after_a_hundred_kills(tmp_path: Path) -> None:
     layout, draw = make_layout(tmp_path), random.Random(SEED)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.unit.stages_files.killed_writer"])
@@ -76,3 +80,21 @@ def test_what_was_acknowledged_is_there_after_a_hundred_kills(tmp_path: Path) ->
             assert row["token_ids"] == make_chain(200 + number % 300).token_ids
     # The kills did hit writers in mid-work: some files go on beyond what was acknowledged.
     assert sum(layout.resolve(path).stat().st_size > end for path, end in ended.items()) >= LIVES // 20
+
+
+async def test_b28_a_range_that_is_short_or_altered_is_never_shown(tmp_path: Path) -> None:
+    layout = make_layout(tmp_path)
+    rows = [make_row(number, [make_chain(200)]) for number in range(2)]
+    async with ShardWriter(layout, "eval-1-x") as shards:
+        places = [await shards.append(row) for row in rows]
+    publish(layout, [rows_line(seq, row, place) for seq, (row, place) in enumerate(zip(rows, places, strict=True), 1)])
+    path, whole = layout.resolve(places[1].path), layout.resolve(places[1].path).read_bytes()
+    middle = places[1].offset + places[1].length - 64
+    altered = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+    for damaged in (whole[:-8], altered):
+        path.write_bytes(damaged)
+        shown = []
+        with ShardReader(layout.root, visibility_s=0) as reader, pytest.raises(ShardError):
+            for row in reader:
+                shown.append(row.rollout_id)  # noqa: PERF401 - what came before the error counts
+        assert shown == ["r0"]

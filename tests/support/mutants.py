@@ -1,0 +1,190 @@
+"""Seeded mutants: for each parity test the mending switched off, and the check that the test then fails.
+
+A mutant is applied in a copy of the packages and tests, whose own modules alone are imported there. One whose old text
+is gone, or whose test still passes, is a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+COPIED = ("conf", "sandbox", "stages", "workflows", "launch", "tests")
+LEDGER = "tests/unit/ledger/test_parity_ledger.py"
+WORKERS = "tests/integration/test_parity_workers.py"
+SANDBOXES = "tests/integration/test_parity_sandboxes.py"
+KILL = "tests/unit/stages_files/test_parity_kill.py"
+STUCK = "tests/unit/launch/test_parity_stuck.py"
+TIMEOUT_S = 60.0
+
+
+class MutantError(AssertionError):
+    """A mutant does not apply any more, or its test does not notice it."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One mending switched off: `old` becomes `new` in `file`, and the tests that `select` names must fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+    select: str
+
+
+ENDINGS, MACHINE, LAG = "stages/ledger/endings.py", "stages/ledger/machine.py", "stages/ledger/lag.py"
+GRANTS, WORKER = "stages/ledger/grants.py", "stages/worker.py"
+
+MUTANTS = (
+    Mutant(
+        "b01_a_fault_ends_the_worker", WORKER,
+        "        except Exception as error:  # a rollout's fault is data",
+        "        except ZeroDivisionError as error:  # a rollout's fault is data",
+        WORKERS, "b01 and eval",
+    ),
+    Mutant(
+        "b02_init_runs_ahead", GRANTS, "        if room <= 0:\n            break\n", "", LEDGER, "b02",
+    ),
+    Mutant(
+        "b02_the_buffer_has_no_bound", MACHINE,
+        "room = self.state.rules.ready_buffer - len(self.queues.by_stage[RUN])", "room = 1 << 30", LEDGER, "b02",
+    ),
+    Mutant(
+        "b03_a_drain_counts_as_a_fault", WORKER,
+        "return Result(outcome=GIVEN_BACK", 'return Result(outcome="infrastructure"', WORKERS, "b03",
+    ),
+    Mutant(
+        "b04_final_faults_are_retried", ENDINGS,
+        "return OUTCOMES[item.outcome].retried and not item.final", "return OUTCOMES[item.outcome].retried",
+        LEDGER, "b04",
+    ),
+    Mutant(
+        "b04_final_does_not_reach_the_router", WORKER, "                final=result.final,\n", "", SANDBOXES, "b04",
+    ),
+    Mutant(
+        "b04_a_400_is_no_last_word", "stages/engine_client.py",
+        'refused the request with {status}: {message}", final=True)',
+        'refused the request with {status}: {message}")',
+        SANDBOXES, "b04",
+    ),
+    Mutant(
+        "b05_superseded_segments_are_deleted", ENDINGS,
+        "        ledger.state.superseded[item.segment.path] = None\n", "        pass\n", WORKERS, "b05",
+    ),
+    Mutant(
+        "b06_late_results_are_taken_from_anybody", ENDINGS,
+        "if lease is None or lease.member != event.member:", "if lease is None:", LEDGER, "b06",
+    ),
+    Mutant(
+        "b06_a_late_result_is_not_logged", WORKER, 'if result.status == "superseded":', "if False:", WORKERS, "b06",
+    ),
+    Mutant(
+        "b08_a_revoked_rollout_works_on", WORKER, "                    task.cancel()\n", "", SANDBOXES, "b08",
+    ),
+    Mutant(
+        "b13_each_rollout_for_itself", LAG,
+        "    for rollout in _open(ledger, group):\n", '    for rollout in [ledger.state.rollouts[whose]]:\n',
+        LEDGER, "b13",
+    ),
+    Mutant(
+        "b13_the_newest_version_decides", LAG, "current = min(known),", "current = max(known),", LEDGER, "b13",
+    ),
+    Mutant(
+        "b13_a_newer_policy_drops_nothing", MACHINE, "        lag.drop_all_stale(self)\n", "", LEDGER, "b13",
+    ),
+    Mutant(
+        "b13_the_newest_span_decides", "stages/pools/run.py",
+        "return min(versions, default=None)", "return max(versions, default=None)", WORKERS, "b13",
+    ),
+    Mutant(
+        "b28_a_wrong_crc_passes", "stages/ranges.py", "    if actual != crc32:\n", "    if False:\n",
+        KILL, "b28_a_range",
+    ),
+    Mutant(
+        "b32_retries_outlive_the_deadline", MACHINE,
+        "            if group.deadline is not None and group.deadline <= state.now:\n",
+        "            if group.deadline is not None and group.deadline <= state.now and not state.delayed:\n",
+        LEDGER, "b32",
+    ),
+    Mutant(
+        "b33_a_sandbox_death_scores_zero", "stages/ledger/outcomes.py",
+        '    "sandbox": _RETRIED_FAULT,\n', '    "sandbox": _TRAINABLE_ZERO,\n', LEDGER, "b33",
+    ),
+    Mutant(
+        "b33_a_sandbox_death_is_the_agents_doing", "stages/pools/run.py",
+        "except (StageError, SandboxError, OSError):", "except (StageError, OSError):", SANDBOXES, "b33",
+    ),
+    Mutant(
+        "b38_masked_rollouts_are_usable", ENDINGS,
+        "    if rule.in_statistics:\n        group.usable += 1\n", "    group.usable += 1\n", LEDGER, "b38",
+    ),
+    Mutant(
+        "b38_masked_rollouts_have_a_reward", ENDINGS,
+        "    if reward is not None:\n        counts.reward_sum += reward\n",
+        "    if True:\n        counts.reward_sum += reward or 0.0\n", LEDGER, "b38",
+    ),
+    Mutant(
+        "b39_nobody_asks_what_is_stuck", "launch/local.py",
+        "and still_s > self._config.stuck_after_s:", "and still_s > 1e12:", STUCK, "b39_nothing",
+    ),
+    Mutant(
+        "b40_a_straggler_is_waited_for", MACHINE,
+        '                endings.cancel_open(self, group, "deadline", "the group\'s deadline passed")\n',
+        "                pass\n", LEDGER, "b40",
+    ),
+    Mutant(
+        "b40_a_closed_group_forgets_its_straggler", ENDINGS, "        rollout_ids=group.rollouts,\n",
+        "        rollout_ids=group.rollouts[: group.usable],\n", LEDGER, "b40",
+    ),
+)  # fmt: skip
+
+
+def check(mutant: Mutant, directory: Path) -> None:
+    """Apply the mutant in a fresh copy under `directory` and see its tests fail.
+
+    Raises:
+        MutantError: the old text is not there exactly once, or the tests do not fail.
+    """
+    copy(directory)
+    target = directory / mutant.file
+    text = target.read_text()
+    if text.count(mutant.old) != 1:
+        raise MutantError(f"{mutant.name}: its old text is {text.count(mutant.old)} times in {mutant.file}, not once")
+    target.unlink()  # the copy is made of hard links: the original must not change
+    target.write_text(text.replace(mutant.old, mutant.new))
+    done = run(directory, mutant.select, mutant.tests)
+    # 1 says that tests ran and failed; anything else that nothing was found out.
+    last = done.stdout.splitlines()[-1] if done.stdout else ""
+    if done.returncode != 1 or " failed" not in last or " error" in last:
+        raise MutantError(f"{mutant.name}: exit code {done.returncode} of {mutant.tests}: {done.stdout[-2000:]}")
+
+
+def run(directory: Path, select: str, *tests: str) -> subprocess.CompletedProcess[str]:
+    """pytest in a copy, with the copy's modules; ends at the first failure."""
+    command = [sys.executable, "-m", "pytest", "-x", "--timeout=20", "--rootdir", ".", "-k", select, *tests]
+    return subprocess.run(
+        command, cwd=directory, env={**os.environ, "PYTHONPATH": str(directory)}, capture_output=True, text=True,
+        timeout=TIMEOUT_S, check=False,
+    )  # fmt: skip
+
+
+def copy(directory: Path) -> None:
+    """The packages and the tests, as they are."""
+    for name in COPIED:
+        shutil.copytree(REPOSITORY / name, directory / name, copy_function=_link)
+    shutil.copy2(REPOSITORY / "pyproject.toml", directory)
+
+
+def _link(source: str, target: str) -> None:
+    """Hard links where the file systems allow: sources keep their times, so their compiled forms stay valid."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

@@ -1,0 +1,82 @@
+"""B39: a run in which nothing progresses says what it waits for and ends; one that progresses or idles does not."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.schema import Config
+from launch import local
+from launch.errors import Exit
+from launch.local import StuckError, _LocalRun
+from stages.layout import RunLayout
+from stages.ledger.events import Rules
+from stages.manifest import SCHEMA, Manifest, Opened
+from stages.router.views import status_view
+from tests.support.ledgers import Driven
+
+
+class Told:
+    """A client whose status is what the ledger says, `last_progress` so many seconds ago."""
+
+    def __init__(self, driven: Driven, still_s: float) -> None:
+        self._driven, self._still_s = driven, still_s
+        self.looks = 0
+
+    async def status(self) -> dict[str, Any]:
+        self.looks += 1
+        return {**status_view(self._driven.ledger), "last_progress": time.time() - self._still_s, "fleet": []}
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _LocalRun:
+    monkeypatch.setattr(local, "POLL_S", 0.01)
+    layout = RunLayout(tmp_path)
+    return _LocalRun(Config(stuck_after_s=30.0), layout, Opened(Manifest("run-1", SCHEMA, "0", "0", 0.0), "new", 1))
+
+
+async def watched(run: _LocalRun, client: Told, timeout_s: float) -> None:
+    async with asyncio.timeout(timeout_s):
+        await run._watch(client)  # type: ignore[arg-type]
+
+
+async def test_b39_nothing_progresses_for_the_configured_time(run: _LocalRun) -> None:
+    driven = Driven(Rules())
+    driven.submit(n=3)
+    driven.through("init")
+    driven.lease("run", free=1)
+    with pytest.raises(StuckError) as caught:
+        await watched(run, Told(driven, 31), 3)
+    assert "nothing has progressed for 31 s" in str(caught.value)
+    assert "run 2 queued and 1 leased" in str(caught.value) and "0 of 0 replicas ready" in str(caught.value)
+    assert caught.value.exit_code == Exit.FAILED != 0
+
+
+async def test_b39_a_run_that_progresses_or_has_nothing_to_do_is_not_stuck(run: _LocalRun) -> None:
+    driven = Driven(Rules())
+    idle = Told(driven, 3600)
+    with pytest.raises(TimeoutError):
+        await watched(run, idle, 0.3)
+    driven.submit(n=1)
+    busy = Told(driven, 29)
+    with pytest.raises(TimeoutError):
+        await watched(run, busy, 0.3)
+    assert idle.looks > 3 and busy.looks > 3
+
+
+def test_b39_what_counts_as_progress_is_work_that_came_in_or_ended() -> None:
+    driven = Driven(Rules())
+    driven.t += 1000
+    driven.submit(n=2)
+    assert driven.ledger.state.last_progress == driven.t, "a run that idled is not stuck when work comes at last"
+    driven.through("init")
+    (lease, _) = driven.lease("run")
+    began = driven.ledger.state.last_progress
+    driven.pass_time(5)
+    assert driven.ledger.state.last_progress == began
+    driven.commit(lease)
+    assert driven.ledger.state.last_progress == driven.t > began
