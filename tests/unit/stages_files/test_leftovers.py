@@ -28,7 +28,8 @@ def test_only_files_of_dead_processes_of_this_node_go(tmp_path: Path) -> None:
     node = here().node
     gone = [directory / f".x.json.{node}.{dead}.0.0a1b2c3d.tmp" for directory in (layout.root, store.layer_blobs)]
     kept = [
-        layout.root / f".x.json.{node}.{os.getpid()}.0.0a1b2c3d.tmp", layout.root / f".x.json.other.{dead}.0.0a1b2c3d.tmp",
+        layout.root / f".x.json.{node}.{os.getpid()}.0.0a1b2c3d.tmp",
+        layout.root / f".x.json.other.{dead}.0.0a1b2c3d.tmp",
         layout.root / "mine.tmp",
     ]  # fmt: skip
     for path in gone + kept:
