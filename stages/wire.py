@@ -85,7 +85,9 @@ class PolicyIn(_Request, frozen=True):
 class ReplicaIn(_Request, frozen=True):
     """POST /v1/replicas. `id` is the member that serves it; without one the router makes it from the URL."""
 
-    url: Annotated[str, msgspec.Meta(pattern=r"^https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?(/[!-~]*)?$")]
+    url: Annotated[
+        str, msgspec.Meta(pattern=r"^https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?(/[!-~]*)?$")
+    ]
     model: Annotated[str, msgspec.Meta(max_length=1024)] = ""
     capacity: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 64
     id: MemberId | None = None

@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
-from stages.ledger import checkpoints, endings, lag
-from stages.ledger.effects import Effect, Revoke
+from stages.ledger import checkpoints, commits, endings, lag
+from stages.ledger.book import Book
+from stages.ledger.effects import Effect
 from stages.ledger.events import (
     AnyEvent,
     Cancelled,
@@ -35,31 +36,26 @@ from stages.ledger.state import (
     EVAL,
     INIT,
     LEASED,
-    QUEUED,
     RUN,
     EnvironmentState,
     Group,
     Lease,
-    Queues,
     Rollout,
-    State,
 )
 
 
-class Ledger:
-    """Owns one State and its queues; `apply` is the only way to change them."""
+class Ledger(Book):
+    """The book and its events; `apply` is the only way to change it."""
 
     def __init__(self) -> None:
-        self.state = State()
-        self.queues = Queues()
-        self.effects: list[Effect] = []
+        super().__init__()
         self._handlers: dict[type, Callable[[Any], Any]] = {
             EpochBegan: self._epoch,
             PartBegan: lambda event: None,
             Submitted: self._submitted,
             Leased: self._leased,
             Heartbeat: self._heartbeat,
-            Committed: lambda event: endings.commit(self, event),
+            Committed: lambda event: commits.commit(self, event),
             MemberGone: self._member_gone,
             Cancelled: self._cancelled,
             Tick: self._tick,
@@ -82,54 +78,6 @@ class Ledger:
         builtins = msgspec.to_builtins(self.state, str_keys=True)
         del builtins["fleet"]["heap"]
         return msgspec.json.encode(builtins, order="sorted")
-
-    # -- queueing -----------------------------------------------------------------------------------------------------
-
-    def enqueue(self, rollout: Rollout, stage: str) -> None:
-        """Put a rollout into a stage's queue now."""
-        rollout.stage, rollout.state, rollout.lease = stage, QUEUED, 0
-        rollout.queued_at = self.state.now
-        self.queues.by_stage[stage].push(rollout.id, self.state.groups[rollout.group].priority, rollout.order)
-
-    def hold(self, rollout: Rollout) -> None:
-        """Its environment is ready: wait for room in the ready buffer, which bounds what INIT prepares ahead of RUN."""
-        rollout.held = True
-        self.queues.held.push(rollout.id, self.state.groups[rollout.group].priority, rollout.order)
-
-    def fill_ready_buffer(self) -> None:
-        """Move held rollouts into RUN's queue as far as the ready buffer has room."""
-        room = self.state.rules.ready_buffer - len(self.queues.by_stage[RUN])
-        if room <= 0 or not len(self.queues.held):
-            return
-        for rollout_id in list(self.queues.held.first(room)):
-            self.queues.held.discard(rollout_id)
-            rollout = self.state.rollouts[rollout_id]
-            rollout.held = False
-            rollout.queue_init_s += self.state.now - rollout.queued_at
-            self.enqueue(rollout, RUN)
-
-    def enqueue_environment(self, environment: EnvironmentState) -> None:
-        """Queue an INIT for the environment at the priority of its most urgent waiting rollout."""
-        waiting = [self.state.rollouts[r] for r in environment.waiting]
-        if not waiting:
-            return
-        priority = max(self.state.groups[r.group].priority for r in waiting)
-        self.queues.by_stage[INIT].push(environment.key, priority, environment.order)
-
-    def delay(self, stage: str, work: str, order: int, delay_s: float) -> None:
-        """Queue work again after a back-off."""
-        heapq.heappush(self.state.delayed, (self.state.now + delay_s, order, stage, work))
-
-    def requeue(self, stage: str, work: str) -> None:
-        """Queue delayed or lost work again, if it is still wanted."""
-        if stage == INIT:
-            environment = self.state.environments.get(work)
-            if environment is not None and environment.layer is None and not environment.lease:
-                self.enqueue_environment(environment)
-        else:
-            rollout = self.state.rollouts.get(work)
-            if rollout is not None and rollout.state == QUEUED:
-                self.enqueue(rollout, stage)
 
     # -- events -------------------------------------------------------------------------------------------------------
 
@@ -240,7 +188,7 @@ class Ledger:
     def _member_gone(self, event: MemberGone) -> int:
         leases = list(self.state.members.pop(event.member, {}))
         for lease_id in leases:
-            endings.lose(self, self.state.leases[lease_id], event.reason or "its worker ended")
+            commits.lose(self, self.state.leases[lease_id], event.reason or "its worker ended")
         return len(leases)
 
     def _cancelled(self, event: Cancelled) -> int:
@@ -263,7 +211,7 @@ class Ledger:
             lease.expires_at += event.gap_s
             if lease.expires_at <= state.now:
                 ttl_s = state.rules.lease_ttl_s
-                endings.lose(self, lease, f"lease expired: {lease.member} has not renewed it for {ttl_s:g} s")
+                commits.lose(self, lease, f"lease expired: {lease.member} has not renewed it for {ttl_s:g} s")
         for group in list(state.groups.values()):
             if group.deadline is not None and group.deadline <= state.now:
                 endings.cancel_open(self, group, "deadline", "the group's deadline passed")
@@ -297,21 +245,6 @@ class Ledger:
             if session.id == event.session:
                 self.state.fleet.release(rollout_id)
                 return
-
-    # -- shared by the endings ----------------------------------------------------------------------------------------
-
-    def drop_lease(self, lease_id: int, *, revoke: str | None = None) -> None:
-        """Forget a lease; with `revoke` its holder is told why at its next heartbeat."""
-        lease = self.state.leases.pop(lease_id, None)
-        if lease is None:
-            return
-        self.state.members.get(lease.member, {}).pop(lease_id, None)
-        if lease.stage == INIT:
-            environment = self.state.environments.get(lease.work)
-            if environment is not None:
-                environment.lease = 0
-        if revoke is not None:
-            self.effects.append(Revoke(lease.member, lease_id, revoke))
 
 
 __all__ = ["EVAL", "INIT", "RUN", "Ledger"]

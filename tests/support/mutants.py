@@ -39,7 +39,8 @@ class Mutant:
     select: str
 
 
-ENDINGS, MACHINE, LAG = "stages/ledger/endings.py", "stages/ledger/machine.py", "stages/ledger/lag.py"
+BOOK, CLOSING, COMMITS = "stages/ledger/book.py", "stages/ledger/closing.py", "stages/ledger/commits.py"
+MACHINE, LAG = "stages/ledger/machine.py", "stages/ledger/lag.py"
 GRANTS, WORKER = "stages/ledger/grants.py", "stages/worker.py"
 
 MUTANTS = (
@@ -53,7 +54,7 @@ MUTANTS = (
         "b02_init_runs_ahead", GRANTS, "        if room <= 0:\n            break\n", "", LEDGER, "b02",
     ),
     Mutant(
-        "b02_the_buffer_has_no_bound", MACHINE,
+        "b02_the_buffer_has_no_bound", BOOK,
         "room = self.state.rules.ready_buffer - len(self.queues.by_stage[RUN])", "room = 1 << 30", LEDGER, "b02",
     ),
     Mutant(
@@ -61,7 +62,7 @@ MUTANTS = (
         "return Result(outcome=GIVEN_BACK", 'return Result(outcome="infrastructure"', WORKERS, "b03",
     ),
     Mutant(
-        "b04_final_faults_are_retried", ENDINGS,
+        "b04_final_faults_are_retried", COMMITS,
         "return OUTCOMES[item.outcome].retried and not item.final", "return OUTCOMES[item.outcome].retried",
         LEDGER, "b04",
     ),
@@ -75,11 +76,11 @@ MUTANTS = (
         SANDBOXES, "b04",
     ),
     Mutant(
-        "b05_superseded_segments_are_deleted", ENDINGS,
-        "        ledger.state.superseded[item.segment.path] = None\n", "        pass\n", WORKERS, "b05",
+        "b05_superseded_segments_are_deleted", COMMITS,
+        "        book.state.superseded[item.segment.path] = None\n", "        pass\n", WORKERS, "b05",
     ),
     Mutant(
-        "b06_late_results_are_taken_from_anybody", ENDINGS,
+        "b06_late_results_are_taken_from_anybody", COMMITS,
         "if lease is None or lease.member != event.member:", "if lease is None:", LEDGER, "b06",
     ),
     Mutant(
@@ -90,7 +91,7 @@ MUTANTS = (
     ),
     Mutant(
         "b13_each_rollout_for_itself", LAG,
-        "    for rollout in _open(ledger, group):\n", '    for rollout in [ledger.state.rollouts[whose]]:\n',
+        "    for rollout in _open(book, group):\n", '    for rollout in [book.state.rollouts[whose]]:\n',
         LEDGER, "b13",
     ),
     Mutant(
@@ -122,11 +123,11 @@ MUTANTS = (
         "except (StageError, SandboxError, OSError):", "except (StageError, OSError):", SANDBOXES, "b33",
     ),
     Mutant(
-        "b38_masked_rollouts_are_usable", ENDINGS,
+        "b38_masked_rollouts_are_usable", CLOSING,
         "    if rule.in_statistics:\n        group.usable += 1\n", "    group.usable += 1\n", LEDGER, "b38",
     ),
     Mutant(
-        "b38_masked_rollouts_have_a_reward", ENDINGS,
+        "b38_masked_rollouts_have_a_reward", CLOSING,
         "    if reward is not None:\n        counts.reward_sum += reward\n",
         "    if True:\n        counts.reward_sum += reward or 0.0\n", LEDGER, "b38",
     ),
@@ -140,7 +141,7 @@ MUTANTS = (
         "                pass\n", LEDGER, "b40",
     ),
     Mutant(
-        "b40_a_closed_group_forgets_its_straggler", ENDINGS, "        rollout_ids=group.rollouts,\n",
+        "b40_a_closed_group_forgets_its_straggler", CLOSING, "        rollout_ids=group.rollouts,\n",
         "        rollout_ids=group.rollouts[: group.usable],\n", LEDGER, "b40",
     ),
 )  # fmt: skip
