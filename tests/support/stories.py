@@ -116,6 +116,7 @@ class Story:
                     raise
                 with contextlib.suppress(RouterUnreachableError):
                     await self.link.on_stale_epoch()
+                    await self.link.locate()  # the next body needs the epoch before it is sent
 
     def check(self) -> None:
         """What was acknowledged is what the files say, once."""
