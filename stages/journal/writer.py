@@ -75,6 +75,7 @@ class JournalWriter:
         self._pending: list[Entry] = []
         self._wake = asyncio.Event()
         self._closed = False
+        self._refused: JournalError | None = None
         self._file: sharedfs.AppendFile | None = None
         self._part = -1
         self._last_line = b""
@@ -100,6 +101,9 @@ class JournalWriter:
         self, t: float, line: bytes, reply: Any, effects: list[Effect], mark: asyncio.Future[Covered] | None
     ) -> asyncio.Future[Any]:
         waiter: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if self._refused is not None:
+            waiter.set_exception(self._refused)
+            return waiter
         self._pending.append(Entry(t, line, reply, effects, waiter, mark))
         self._wake.set()
         return waiter
@@ -186,6 +190,7 @@ class JournalWriter:
 
     def _refuse(self, entries: list[Entry], error: BaseException) -> None:
         self._closed = True
+        self._refused = error if isinstance(error, JournalError) else FencedError(f"epoch {self._epoch} has ended")
         for entry in entries:
             for future in (entry.waiter, entry.mark):
                 if future is not None and not future.done():
