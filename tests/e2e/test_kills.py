@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from stages.journal.history import read_events
+from stages.layout import RunLayout
+from stages.ledger.events import Committed, EpochBegan
 from tests.support import runs
 
 TASKS, GROUP = 24, 4
@@ -34,6 +37,11 @@ def test_killing_one_process_in_mid_run_loses_and_doubles_nothing(tmp_path: Path
     runs.exactly_once(run_dir, TASKS * GROUP)
     ledger = runs.replayed(run_dir)
     assert ledger.state.epoch == (2 if kind == "router" else 1)
+    if kind == "router":
+        events = list(read_events(RunLayout(run_dir)))
+        began = next(event.t for event in events if isinstance(event, EpochBegan) and event.epoch == 2)
+        first = min(event.t for event in events if isinstance(event, Committed) and event.t >= began)
+        assert first - began <= 2.0, "the workers' results wait for the next router, and find it at once"
 
 
 def test_a_killed_run_is_carried_on_by_the_same_command_and_leaves_no_process(tmp_path: Path) -> None:

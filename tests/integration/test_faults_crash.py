@@ -47,10 +47,10 @@ async def crash_in_a_story(root: Path, crash: Crash) -> bool:
         for router in routers:
             await router.stop()
     if routers[-1].process.exitcode != 0:
-        # It was killed while it left; what it left behind must do.
+        # It was killed while it came or left; what it left behind must do.
         routers.append(RouterProcess(layout, rules=QUICK))
-        async with story(layout):
-            await routers[-1].stop()
+        await routers[-1].serving()
+        await routers[-1].stop()
     assert routers[-1].process.exitcode == 0
     one.check()
     return len(routers) > 1

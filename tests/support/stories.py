@@ -42,6 +42,7 @@ class RouterProcess:
         )
         self.process.start()
         self.pid: int = self.process.pid or 0
+        self._layout = layout
 
     @property
     def ended(self) -> bool:
@@ -52,6 +53,15 @@ class RouterProcess:
         """A signal, if it still lives."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
+
+    async def serving(self) -> None:
+        """Wait until router.json names this very process: only then does it hear signals."""
+
+        def named() -> bool:
+            found = beacon.read(self._layout)
+            return found is not None and found.pid == self.pid
+
+        await eventually(named, "the router publishes itself")
 
     async def stop(self, timeout_s: float = 15.0) -> None:
         """SIGTERM, and SIGCONT for one that was stopped, and wait."""
