@@ -16,7 +16,7 @@ from stages.journal.payloads import Payloads
 from stages.journal.writer import JournalWriter
 from stages.layout import RunLayout
 from stages.ledger.events import EpochBegan, Rules, Tick
-from tests.support.faults import FaultyFileSystem, failing
+from tests.support.faults import FaultyFs
 
 
 @pytest.fixture
@@ -70,11 +70,11 @@ async def test_acknowledged_events_are_read_back_in_order_over_epochs(layout: Ru
 
 
 async def test_events_that_wait_together_share_one_fsync(layout: RunLayout) -> None:
-    fs = FaultyFileSystem(lambda call, subject: 0)
+    fs = FaultyFs()
     async with Epoch(layout) as epoch:
         with sharedfs.use(fs):
             await asyncio.gather(*(epoch.tick(float(i)) for i in range(500)))
-    assert fs.calls.count("fsync") <= 3
+    assert fs.counts["fsync"] <= 3
 
 
 @pytest.mark.parametrize("torn", [b"", b"0", b"00000000 {", b"deadbeef {}\n", b"\0" * 40])
@@ -128,14 +128,16 @@ def test_an_epoch_is_claimed_once(layout: RunLayout) -> None:
     assert not [name for name in sharedfs.list_dir(layout.journal) if name.endswith(".tmp")]
 
 
-@pytest.mark.parametrize("call", ["write", "fsync"])
-@pytest.mark.parametrize("short", [False, True])
-async def test_a_full_disk_stops_acknowledgements_and_loses_and_doubles_nothing(
-    layout: RunLayout, call: str, short: bool
-) -> None:
+@pytest.mark.parametrize("fault", ["write", "short write", "fsync"])
+async def test_a_full_disk_stops_acknowledgements_and_loses_and_doubles_nothing(layout: RunLayout, fault: str) -> None:
     async with Epoch(layout) as epoch:
         await epoch.tick(1.0)
-        with sharedfs.use(FaultyFileSystem(failing(call, range(3)), short=short)):
+        fs = FaultyFs()
+        if fault == "short write":
+            fs.shorten(times=3)
+        else:
+            fs.fail(fault, errno.ENOSPC, times=3)
+        with sharedfs.use(fs):
             waiting = asyncio.gather(*(epoch.tick(float(t)) for t in (2, 3)))
             while not epoch.writer.stalled_s:
                 await asyncio.sleep(0.01)
@@ -150,7 +152,9 @@ async def test_a_full_disk_stops_acknowledgements_and_loses_and_doubles_nothing(
 async def test_a_bad_disk_after_a_restart_of_parts_is_replayed_by_good_lengths(layout: RunLayout) -> None:
     async with Epoch(layout) as epoch:
         await epoch.tick(1.0)
-        with sharedfs.use(FaultyFileSystem(failing("fsync", range(1), errno.EIO))):
+        fs = FaultyFs()
+        fs.fail("fsync", errno.EIO)
+        with sharedfs.use(fs):
             await epoch.tick(2.0)
     parts = [name for name in sharedfs.list_dir(layout.journal) if name.startswith("000001-")]
     assert len(parts) == 2

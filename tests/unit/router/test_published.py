@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from stages.router.places import EndedIds, group_name
 from stages.router.published import Published
 from stages.shards.index import GroupLine, IndexLine, RowsLine, read_index
 from stages.shards.index_writer import IndexWriter
-from tests.support.faults import FaultyFileSystem, failing
+from tests.support.faults import FaultyFs
 from tests.support.routers import make_run
 
 
@@ -138,7 +139,9 @@ def test_failures_survive_a_bad_disk_and_a_restart_once_each(tmp_path: Path) -> 
     file.take([failed(2), failed(5)])
     file.write()
     file.take([failed(6)])
-    with sharedfs.use(FaultyFileSystem(failing("fsync", range(1)))), pytest.raises(OSError):
+    fs = FaultyFs()
+    fs.fail("fsync", errno.ENOSPC)
+    with sharedfs.use(fs), pytest.raises(OSError):
         file.write()
     file.take([failed(9)])
     file.write()
