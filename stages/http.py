@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Coroutine
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, TypeVar
@@ -23,6 +24,8 @@ KEEP_ALIVE_S: Final = 4.0
 """Below the servers' own, so that no request is sent into a connection that is being closed."""
 RETRY_S: Final = (0.05, 1.0)
 RETRIED_STATUS: Final = frozenset({429, 503})
+LOOK_S: Final = 5.0
+"""A request that takes longer looks whether its router is still the router."""
 FINAL_CODES: Final = frozenset({"draining"})
 """Refusals that waiting does not change, whatever their status."""
 STALE_EPOCH: Final = "stale_epoch"
@@ -161,8 +164,8 @@ class RouterLink:
                 if self._url is None or self._token is None:
                     await self.locate()
                 sent = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json", **(headers or {})}
-                response = await self._client.request(
-                    method, f"{self._url}{path}", content=content, headers=sent, timeout=timeout_s
+                response = await self._while_current(
+                    self._client.request(method, f"{self._url}{path}", content=content, headers=sent, timeout=timeout_s)
                 )
             except (*TransportError, RouterUnreachableError, OSError) as error:
                 failure, last = None, f"{type(error).__name__}: {error}"
@@ -189,6 +192,20 @@ class RouterLink:
             wait_s = min(RETRY_S[1], wait_s * 2)
             if self._layout is not None:
                 self._url = None
+
+    async def _while_current(self, request: Coroutine[Any, Any, httpx.Response]) -> httpx.Response:
+        """The response, unless a newer router shows itself first: one that was stopped keeps its connections open."""
+        if self._layout is None:
+            return await request
+        asking = asyncio.ensure_future(request)
+        try:
+            while not (await asyncio.wait({asking}, timeout=LOOK_S))[0]:
+                found = await asyncio.to_thread(beacon.read, self._layout)
+                if found is not None and found.epoch > self.epoch and not found.ended:
+                    raise RouterUnreachableError(f"the router at {self._url} has a successor, epoch {found.epoch}")
+            return asking.result()
+        finally:
+            asking.cancel()
 
     async def locate(self) -> None:
         """Read router.json (and the token): where the router is now.
