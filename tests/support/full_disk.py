@@ -1,4 +1,4 @@
-"""A router on a file system that is really full for a while: `python -m tests.support.full_disk DIR` in its own mount."""
+"""A router on a disk that is really full for a while: `python -m tests.support.full_disk DIR` in its own mount."""
 
 from __future__ import annotations
 
