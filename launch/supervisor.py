@@ -18,6 +18,8 @@ from stages.http import RouterLink
 from stages.identity import member_id
 from stages.layout import RunLayout
 
+BODY = "launch.process"
+"""The module that each process runs."""
 RESTARTS: Final = 8
 RESTART_WINDOW_S: Final = 60.0
 BACKOFF_S: Final = (0.05, 2.0)
@@ -78,7 +80,7 @@ class Supervisor:
     async def _start(self, kind: str, number: int, member: str) -> asyncio.subprocess.Process:
         with self._log(kind, number).open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", "launch.process", kind, str(self._layout.root), str(number), member,
+                sys.executable, "-P", "-m", BODY, kind, str(self._layout.root), str(number), member,
                 stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                 env={**os.environ, "ROLLMILL_SUPERVISED": "1"},
             )  # fmt: skip
