@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
         _run(kind, BODIES[kind](context))
     except KeyboardInterrupt:
         return 130
-    except BaseException as error:
+    except BaseException as error:  # the last boundary of a process: one line for people, the stack for its log
         if isinstance(error, SystemExit):
             raise
         if os.environ.get("ROLLMILL_DEBUG") == "1":

@@ -68,8 +68,7 @@ def _holds(place: Path, package: str) -> bool:
 def _check_class(module: str, name: str, key: str, target: str) -> None:
     try:
         loaded = importlib.import_module(module)
-    # A user's module runs any code when it is imported, so it may raise anything: all of it is a wrong `_target_`.
-    except Exception as error:
+    except Exception as error:  # a user's module runs any code when it is imported: whatever it raises is a wrong key
         raise ConfigError(
             f"{key} got {target!r}, but importing {module} failed: {type(error).__name__}: {error}",
             key=key,

@@ -30,7 +30,7 @@ async def choose(name: str, scratch: Path) -> SandboxBackend:
     backend: SandboxBackend = NoneBackend(scratch) if name == "none" else BubblewrapBackend(scratch)
     try:
         await backend.probe()
-    except BaseException as error:
+    except BaseException as error:  # whatever ends the probe, the backend is closed; raised again
         await backend.close()
         if name == "auto" and isinstance(error, SandboxUnavailable):
             raise SandboxUnavailable(

@@ -121,7 +121,7 @@ def _write_with(root: int, path: str, mode: int, fill: Callable[[BinaryIO], obje
                 fill(file)
                 os.fchmod(file.fileno(), mode)
             os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
-        except BaseException:
+        except BaseException:  # no temporary file stays, whatever broke; raised again
             with suppress(OSError):
                 os.unlink(temporary, dir_fd=directory)
             raise

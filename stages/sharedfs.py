@@ -324,7 +324,7 @@ def atomic_file(path: Path) -> Iterator[AppendFile]:
         with file:
             yield file
             file.sync()
-    except BaseException:
+    except BaseException:  # no temporary file stays, whatever broke; raised again
         unlink(temp)
         raise
     publish(temp, path)

@@ -107,8 +107,7 @@ class EvalHand(Stagehand):
                 return await self._task.verify(sandbox, given.payload, left.trajectory)
         except (RolloutError, SandboxError, TimeoutError):
             raise
-        except Exception as error:
-            # The boundary to a task's verifier: what breaks there says nothing about the policy.
+        except Exception as error:  # the boundary to a task's verifier: it says nothing about the policy
             raise VerifierError(f"{type(error).__name__}: {error}") from error
         finally:
             for directory in workspace:

@@ -8,7 +8,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from stages.journal.history import read_events
 from stages.layout import RunLayout
 from stages.ledger import events
 from tests.bench.report import emit
+from tests.support.waiting import poll
 
 MILL, CROWD = "tests.support.ledger_mill", "tests.support.ledger_crowd"
 DEADLINE_S = 900
@@ -85,11 +85,7 @@ def reopened(directory: Path, rollouts: int, tail: int, errors: list[str]) -> di
 def over_http(directory: Path, rollouts: int) -> dict[str, float]:
     """Rollouts a second through three stages, and the router's CPU for each."""
     with killed_after(command(CROWD, "router", directory)):
-        until = time.monotonic() + 30
-        while beacon.read(RunLayout(directory)) is None:
-            if time.monotonic() > until:
-                raise TimeoutError("the router did not publish itself within 30 s")
-            time.sleep(0.05)
+        poll(lambda: beacon.read(RunLayout(directory)), "the router publishes itself", 30, 0.05)
         answer = subprocess.run(
             command(CROWD, "workers", directory, rollouts), check=True, timeout=DEADLINE_S, stdout=subprocess.PIPE
         ).stdout

@@ -15,6 +15,8 @@ from typing import Any
 
 import httpx
 
+from tests.support.waiting import poll
+
 ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT_S = 30.0
 
@@ -51,11 +53,9 @@ def running_engine(model: Path, scratch: Path, *flags: str) -> Iterator[EnginePr
     started_at = time.monotonic()
     process = spawn(model, port_file, log, *flags)
     try:
-        deadline = started_at + START_LIMIT_S
-        while not port_file.exists():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the engine did not start: {log.read_text()}")
-            time.sleep(0.005)
+        poll(lambda: port_file.exists() or process.poll() is not None, "the engine's port", START_LIMIT_S, 0.005)
+        if not port_file.exists():
+            raise RuntimeError(f"the engine did not start: {log.read_text()}")
         yield EngineProcess(f"http://127.0.0.1:{port_file.read_text()}", process, started_at, log)
     finally:
         if process.poll() is None:
@@ -84,7 +84,4 @@ def generate(client: httpx.Client, token_ids: list[int], **sampling: Any) -> dic
 
 def until(condition: Callable[[], bool], what: str, limit_s: float = 15.0) -> None:
     """Poll until the condition holds, and fail by name when it does not in time."""
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {limit_s} s: {what}"
-        time.sleep(0.01)
+    poll(condition, what, limit_s, 0.01)

@@ -6,8 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from stages.layout import RunLayout
 from stages.ledger.effects import Publish
 from stages.ledger.events import Leased
 from stages.ledger.machine import Ledger
+from tests.support.waiting import poll as poll
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -59,16 +58,6 @@ def running(run_dir: Path, *overrides: str) -> Iterator[subprocess.Popen[str]]:
             except subprocess.TimeoutExpired:
                 process.kill()
         process.communicate()
-
-
-def poll(check: Any, what: str, timeout_s: float = 60.0) -> Any:
-    """The first truthy value of `check`."""
-    until = time.monotonic() + timeout_s
-    pause = threading.Event()
-    while not (value := check()):
-        assert time.monotonic() < until, f"{what}: not within {timeout_s:g} s"
-        pause.wait(0.02)
-    return value
 
 
 def index(run_dir: Path) -> list[dict[str, Any]]:
