@@ -3,227 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import signal
-import time
-from importlib.metadata import version
-from typing import Any, Final
 
-import msgspec
-
-from conf.load import digest, dump_config
 from conf.schema import Config
-from launch import wiring
 from launch.bodies import node_scratch
-from launch.errors import Exit, LaunchError
-from launch.progress import Progress, print_summary
-from launch.supervisor import Supervisor
+from launch.drive import Driver
+from launch.opening import check_parts, open_run, show_finished
+from launch.supervisor import numbered
 from sandbox.choose import choose
-from sandbox.scratch import owned, sweep
-from stages import control, leftovers, manifest, sharedfs
-from stages.chat import ChatTokenizer
-from stages.client import AsyncRolloutClient
-from stages.engine.weights import load_model_files
-from stages.errors import RouterUnreachableError, ServiceError
-from stages.layout import RunLayout, StoreLayout
-from stages.router.auth import make_secrets
-from stages.shards.writer import write_schema
-from workflows.collect import collect
-
-POLL_S: Final = 0.5
-START_S: Final = 120.0
-"""Patience with a router that has not come up yet, however small `stuck_after_s` is."""
-
-
-class StuckError(LaunchError):
-    """Nothing has progressed for `stuck_after_s`."""
-
-
-class Interrupted(Exception):
-    """A signal or a request ended the run early; it can go on."""
-
-    def __init__(self, state: str, code: Exit) -> None:
-        super().__init__(state)
-        self.state, self.code = state, code
+from sandbox.scratch import owned
+from stages.layout import RunLayout
+from stages.manifest import begin_attempt
 
 
 async def run_local(config: Config) -> int:
     """Run to the end, or resume, or show the result of a run that has ended; returns the exit code."""
     layout = RunLayout(config.run_path)
-    await _check(config)
-    opened = await asyncio.to_thread(
-        manifest.open_run, layout, dump_config(config), digest(config), version("rollmill")
-    )
-    if opened.state == "finished":
-        summary = _read_summary(layout)
-        print_summary(summary, layout.root)
-        return Exit.DONE if summary["state"] == "completed" else Exit.INTERRUPTED
-    await asyncio.to_thread(make_secrets, layout)
-    await asyncio.to_thread(write_schema, layout)
-    await asyncio.to_thread(sharedfs.unlink, layout.summary)
-    await asyncio.to_thread(control.clear, layout)
-    run = _LocalRun(config, layout, opened)
-    return await run.to_the_end()
-
-
-async def _check(config: Config) -> None:
-    """Everything that can be wrong before anything is made: the model, the task, the sandbox."""
-    directory = wiring.model_dir(config)
-    await asyncio.to_thread(ChatTokenizer.load, directory)
-    if config.fleet.name == "embedded":
-        await asyncio.to_thread(load_model_files, directory)
-    wiring.build_agent(config, wiring.build_task(config))
+    await check_parts(config)
     with owned(node_scratch(config), "probe-") as scratch:
         async with await choose(config.sandbox.name, scratch):
             pass
-
-
-def _read_summary(layout: RunLayout) -> dict[str, Any]:
-    summary: dict[str, Any] = msgspec.json.decode(sharedfs.read_bytes(layout.summary))
-    return summary
-
-
-class _LocalRun:
-    """One start of a run in a run directory."""
-
-    def __init__(self, config: Config, layout: RunLayout, opened: manifest.Opened) -> None:
-        self._config, self._layout, self._opened = config, layout, opened
-        self._progress = Progress(layout.root)
-        self._stop = asyncio.Event()
-        self._status: dict[str, Any] = {}
-        self._began = time.monotonic()
-        pools = config.pools
-        replicas = config.fleet.replicas if config.fleet.name == "embedded" else 0
-        counts = [
-            ("router", 1), ("replica", replicas), ("init", pools.init.workers), ("run", pools.run.workers),
-            ("eval", pools.eval.workers),
-        ]  # fmt: skip
-        self._supervisor = Supervisor(layout, counts, opened.attempt, self._progress.say)
-
-    async def to_the_end(self) -> int:
-        """Collect under supervision; leaves report/summary.json when all has ended."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
-        error: BaseException | None = None
-        with self._progress:
-            keeping = asyncio.create_task(self._supervisor.keep_all(), name="supervisor")
-            working = asyncio.create_task(self._work(), name="collect")
-            stopping = asyncio.create_task(self._stop.wait(), name="signal")
-            try:
-                await asyncio.wait({keeping, working, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                error = _first_error(working, keeping)
-            finally:
-                working.cancel()
-                await asyncio.shield(self._supervisor.stop())
-                await asyncio.shield(asyncio.to_thread(_sweep, self._config, self._layout))
-                keeping.cancel()
-                stopping.cancel()
-                await asyncio.gather(keeping, working, stopping, return_exceptions=True)
-        return self._ended(error, finished=working.done() and not working.cancelled() and error is None)
-
-    def _ended(self, error: BaseException | None, *, finished: bool) -> int:
-        if isinstance(error, Interrupted):
-            self._leave_summary(error.state)
-            return error.code
-        if error is not None:
-            raise error
-        if not finished:
-            raise KeyboardInterrupt
-        summary = self._leave_summary("completed")
-        print_summary(summary, self._layout.root)
-        return Exit.DONE if summary["state"] == "completed" else Exit.FAILED
-
-    def _leave_summary(self, state: str) -> dict[str, Any]:
-        """Write report/summary.json; a run none of whose rollouts completed has failed."""
-        status, wall_s = self._status, time.monotonic() - self._began
-        rollouts = status["rollouts"]
-        if state == "completed" and rollouts["accepted"] and not rollouts["completed"]:
-            state = "failed"
-        work_s = max(1e-9, status.get("work_s", wall_s))
-        summary = {
-            **status, "state": state, "members": [], "slurm": {}, "stuck": None, "attempt": self._opened.attempt,
-            "rates": {"rollouts_per_s": rollouts["completed"] / work_s, "tokens_per_s": status["tokens"] / work_s},
-            "timings": {"wall_s": wall_s, "work_s": work_s},
-        }  # fmt: skip
-        sharedfs.write_atomic(self._layout.summary, msgspec.json.format(msgspec.json.encode(summary), indent=2))
-        return summary
-
-    async def _work(self) -> None:
-        """The workflow itself, beside a watcher that shows progress and ends what is stuck."""
-        task_ids = [row["task_id"] for row in wiring.build_task(self._config).rows()]
-        async with AsyncRolloutClient(self._layout.root, patience_s=max(START_S, self._config.stuck_after_s)) as client:
-            for url in self._config.fleet.urls:
-                await client.add_replica(url, model=self._config.fleet.model)
-            watching = asyncio.create_task(self._watch(client), name="watch")
-            collecting = asyncio.create_task(
-                collect(
-                    client, task_ids, group_size=self._config.group_size, tag=self._config.tag,
-                    max_open=self._config.admission.max_open,
-                ),
-                name="collect",
-            )  # fmt: skip
-            try:
-                await asyncio.wait({watching, collecting}, return_when=asyncio.FIRST_COMPLETED)
-                asked = control.pending(self._layout, "cancel") or control.pending(self._layout, "drain")
-                if asked and not watching.done():
-                    # Whatever collecting ran into, the watcher knows when nothing of the run is under way any more.
-                    await watching
-                for task in (watching, collecting):
-                    if task.done():
-                        task.result()
-                await self._look(client)
-            finally:
-                for task in (watching, collecting):
-                    task.cancel()
-                await asyncio.gather(watching, collecting, return_exceptions=True)
-
-    async def _look(self, client: AsyncRolloutClient) -> None:
-        status = await client.status()
-        accepted_at = self._status.get("accepted_at") or (time.monotonic() if status["rollouts"]["accepted"] else None)
-        self._status = {**status, "accepted_at": accepted_at}
-        if accepted_at is not None:
-            self._status["work_s"] = time.monotonic() - accepted_at
-        self._progress.update(self._status)
-
-    async def _watch(self, client: AsyncRolloutClient) -> None:
-        while True:
-            await asyncio.sleep(POLL_S)
-            with contextlib.suppress(RouterUnreachableError, ServiceError):
-                await self._look(client)
-            if not self._status:
-                continue
-            self._end_if_asked()
-            still_s = time.time() - self._status["last_progress"]
-            if self._status["rollouts"]["open"] and still_s > self._config.stuck_after_s:
-                raise StuckError(f"nothing has progressed for {still_s:.0f} s: {_waits_for(self._status)}")
-
-    def _end_if_asked(self) -> None:
-        """End a run that was cancelled or drained, once nothing of it is under way."""
-        busy = sum(stage["leased"] for stage in self._status["stages"].values())
-        if self._status["state"] != "draining" or busy:
-            return
-        if not control.pending(self._layout, "cancel"):
-            raise Interrupted("requeued", Exit.REQUEUED)
-        if not self._status["rollouts"]["open"]:
-            raise Interrupted("cancelled", Exit.INTERRUPTED)
-
-
-def _sweep(config: Config, layout: RunLayout) -> None:
-    """Take away what processes that were killed here could not: nothing of theirs is left on disk or node."""
-    leftovers.sweep(layout, StoreLayout(config.store_path))
-    sweep(node_scratch(config))
-
-
-def _waits_for(status: dict[str, Any]) -> str:
-    stages = ", ".join(f"{name} {s['queued']} queued and {s['leased']} leased" for name, s in status["stages"].items())
-    ready = sum(replica["state"] == "ready" for replica in status["fleet"])
-    return f"{stages}; {ready} of {len(status['fleet'])} replicas ready; logs/ has what each process said"
-
-
-def _first_error(*tasks: asyncio.Task[Any]) -> BaseException | None:
-    for task in tasks:
-        if task.done() and not task.cancelled() and (error := task.exception()) is not None:
-            while isinstance(error, BaseExceptionGroup):
-                error = error.exceptions[0]
-            return error
-    return None
+    opened = await open_run(config, layout)
+    if opened.state == "finished":
+        return show_finished(layout)
+    attempt = await asyncio.to_thread(begin_attempt, layout)
+    pools = config.pools
+    replicas = config.fleet.replicas if config.fleet.name == "embedded" else 0
+    counts = [
+        ("router", 1), ("replica", replicas), ("init", pools.init.workers), ("run", pools.run.workers),
+        ("eval", pools.eval.workers),
+    ]  # fmt: skip
+    return int(await Driver(config, layout, attempt, numbered(counts)).to_the_end())

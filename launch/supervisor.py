@@ -1,4 +1,4 @@
-"""Keeps the processes of a local run alive: starts them, restarts what dies, tells the router, ends them in order."""
+"""Keeps processes of a run alive on this node: starts them, restarts what dies, ends them in order."""
 
 from __future__ import annotations
 
@@ -28,27 +28,35 @@ END_WORKER_S: Final = 30.0
 ORDER: Final = (("init", "run", "eval"), ("replica",), ("router",))
 
 
+Slot = tuple[str, int]
+"""Kind and number of a process; the number is unique in its kind over the whole run."""
+
+
 class ChildFailedError(LaunchError):
     """A process of the run dies again and again; the message quotes the last thing it said."""
 
 
+def numbered(counts: Iterable[tuple[str, int]]) -> list[Slot]:
+    """The slots of so many processes of each kind, counted from 1."""
+    return [(kind, number) for kind, count in counts for number in range(1, count + 1)]
+
+
 class Supervisor:
-    """The processes of one local run.
+    """The processes of a run that one node keeps.
 
     Args:
         layout: the run directory.
-        counts: how many processes of each kind.
+        slots: the processes to keep.
         attempt: names the log directory.
         say: shows a line to the person who started the run.
     """
 
-    def __init__(
-        self, layout: RunLayout, counts: Iterable[tuple[str, int]], attempt: int, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, layout: RunLayout, slots: Iterable[Slot], attempt: int, say: Callable[[str], None]) -> None:
         self._layout, self._attempt, self._say = layout, attempt, say
-        self._slots = [(kind, number) for kind, count in counts for number in range(1, count + 1)]
-        self._running: dict[tuple[str, int], asyncio.subprocess.Process] = {}
-        self._stopping = asyncio.Event()
+        self._slots = list(slots)
+        self._running: dict[Slot, asyncio.subprocess.Process] = {}
+        self._ending: set[str] = set()
+        """Kinds that are not started again."""
 
     async def keep_all(self) -> None:
         """Keep every process running until `stop`.
@@ -62,12 +70,15 @@ class Supervisor:
 
     async def _keep(self, kind: str, number: int) -> None:
         deaths: list[float] = []
-        while not self._stopping.is_set():
+        while kind not in self._ending:
             member = member_id(kind, number)
             process = await self._start(kind, number, member)
+            if kind in self._ending:  # asked to end while it was being started: `end` did not see it
+                with contextlib.suppress(ProcessLookupError):
+                    process.terminate()
             code = await process.wait()
             del self._running[kind, number]
-            if self._stopping.is_set():
+            if kind in self._ending:
                 return
             deaths = [t for t in deaths if t > time.monotonic() - RESTART_WINDOW_S] + [time.monotonic()]
             last = self._last_words(kind, number)
@@ -105,14 +116,20 @@ class Supervisor:
                 await link.call("DELETE", f"/v1/members/{member}", answer=bytes, patience_s=10.0)
 
     async def stop(self) -> None:
-        """End the processes: workers hand over first, then the engines, the router last. Kills what does not end."""
-        self._stopping.set()
+        """End all processes: workers hand over first, then the engines, the router last. Kills what does not end."""
+        self._ending.update(kind for kinds in ORDER for kind in kinds)
         for kinds in ORDER:
-            ending = [(slot, process) for slot, process in list(self._running.items()) if slot[0] in kinds]
-            for _, process in ending:
-                with contextlib.suppress(ProcessLookupError):
-                    process.terminate()
-            await asyncio.gather(*(self._end(slot[0], process) for slot, process in ending))
+            await self.end(kinds)
+
+    async def end(self, kinds: Iterable[str]) -> None:
+        """End the processes of these kinds and start none of them again; workers hand over what they hold."""
+        kinds = frozenset(kinds)
+        self._ending |= kinds
+        ending = [(slot, process) for slot, process in self._running.items() if slot[0] in kinds]
+        for _, process in ending:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+        await asyncio.gather(*(self._end(slot[0], process) for slot, process in ending))
 
     async def _end(self, kind: str, process: asyncio.subprocess.Process) -> None:
         try:

@@ -30,7 +30,6 @@ class Opened(msgspec.Struct, frozen=True):
 
     manifest: Manifest
     state: Literal["new", "resumed", "finished"]
-    attempt: int
 
 
 def read(layout: RunLayout) -> Manifest | None:
@@ -61,15 +60,15 @@ def open_run(layout: RunLayout, config_yaml: str, config_digest: str, code_versi
     manifest = read(layout)
     if manifest is None:
         manifest = _create(layout, config_yaml, config_digest, code_version)
-        return Opened(manifest, "new", _begin_attempt(layout))
+        return Opened(manifest, "new")
     if manifest.config_digest != config_digest:
         raise ManifestError(
             f"{layout.root} holds run {manifest.run_id} of another config ({layout.config} has it): "
             "give another run_dir, or the config of that run"
         )
     if sharedfs.exists(layout.summary) and _has_ended(layout):
-        return Opened(manifest, "finished", 0)
-    return Opened(manifest, "resumed", _begin_attempt(layout))
+        return Opened(manifest, "finished")
+    return Opened(manifest, "resumed")
 
 
 def _has_ended(layout: RunLayout) -> bool:
@@ -106,7 +105,12 @@ def _refuse_foreign(layout: RunLayout) -> None:
         )
 
 
-def _begin_attempt(layout: RunLayout) -> int:
+def begin_attempt(layout: RunLayout) -> int:
+    """The number of this start of the run, 1 or more, with a log directory of its own.
+
+    Raises:
+        ManifestError: the log directory cannot be made.
+    """
     attempt = 1
     while sharedfs.exists(layout.attempt_logs(attempt)):
         attempt += 1

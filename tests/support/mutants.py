@@ -132,7 +132,7 @@ MUTANTS = (
         "    if True:\n        counts.reward_sum += reward or 0.0\n", LEDGER, "b38",
     ),
     Mutant(
-        "b39_nobody_asks_what_is_stuck", "launch/local.py",
+        "b39_nobody_asks_what_is_stuck", "launch/drive.py",
         "and still_s > self._config.stuck_after_s:", "and still_s > 1e12:", STUCK, "b39_nothing",
     ),
     Mutant(

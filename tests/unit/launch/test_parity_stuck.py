@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from conf.schema import Config
-from launch import local
+from launch import drive
+from launch.drive import Driver, StuckError
 from launch.errors import Exit
-from launch.local import StuckError, _LocalRun
 from stages.layout import RunLayout
 from stages.ledger.events import Rules
-from stages.manifest import SCHEMA, Manifest, Opened
 from stages.router.views import status_view
 from tests.support.ledgers import Driven
 
@@ -33,18 +32,18 @@ class Told:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _LocalRun:
-    monkeypatch.setattr(local, "POLL_S", 0.01)
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    monkeypatch.setattr(drive, "POLL_S", 0.01)
     layout = RunLayout(tmp_path)
-    return _LocalRun(Config(stuck_after_s=30.0), layout, Opened(Manifest("run-1", SCHEMA, "0", "0", 0.0), "new", 1))
+    return Driver(Config(stuck_after_s=30.0), layout, 1, [])
 
 
-async def watched(run: _LocalRun, client: Told, timeout_s: float) -> None:
+async def watched(run: Driver, client: Told, timeout_s: float) -> None:
     async with asyncio.timeout(timeout_s):
         await run._watch(client)  # type: ignore[arg-type]
 
 
-async def test_b39_nothing_progresses_for_the_configured_time(run: _LocalRun) -> None:
+async def test_b39_nothing_progresses_for_the_configured_time(run: Driver) -> None:
     driven = Driven(Rules())
     driven.submit(n=3)
     driven.through("init")
@@ -56,7 +55,7 @@ async def test_b39_nothing_progresses_for_the_configured_time(run: _LocalRun) ->
     assert caught.value.exit_code == Exit.FAILED != 0
 
 
-async def test_b39_a_run_that_progresses_or_has_nothing_to_do_is_not_stuck(run: _LocalRun) -> None:
+async def test_b39_a_run_that_progresses_or_has_nothing_to_do_is_not_stuck(run: Driver) -> None:
     driven = Driven(Rules())
     idle = Told(driven, 3600)
     with pytest.raises(TimeoutError):

@@ -1,0 +1,63 @@
+"""Before anything of a run is started, wherever it will run: its parts are checked and its run directory opened."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+
+from conf.load import digest, dump_config
+from conf.schema import Config
+from launch import wiring
+from launch.errors import Exit
+from launch.progress import print_summary
+from stages import control, manifest, sharedfs
+from stages.chat import ChatTokenizer
+from stages.engine.weights import load_model_files
+from stages.layout import RunLayout
+from stages.router.auth import make_secrets
+from stages.shards.writer import write_schema
+
+
+async def check_parts(config: Config) -> None:
+    """Everything that can be wrong before anything is made: the model, the task, the agent.
+
+    Raises:
+        ConfigError: names the key.
+        StageError: the model's files cannot be used.
+    """
+    directory = wiring.model_dir(config)
+    await asyncio.to_thread(ChatTokenizer.load, directory)
+    if config.fleet.name == "embedded":
+        await asyncio.to_thread(load_model_files, directory)
+    wiring.build_agent(config, wiring.build_task(config))
+
+
+async def open_run(config: Config, layout: RunLayout) -> manifest.Opened:
+    """Make or find the run directory and all that its processes expect there; one that has ended stays as it is.
+
+    Raises:
+        ManifestError: the directory is another config's, holds something else, or cannot be written.
+    """
+    opened = await asyncio.to_thread(
+        manifest.open_run, layout, dump_config(config), digest(config), version("rollmill")
+    )
+    if opened.state != "finished":
+        await asyncio.to_thread(_furnish, layout)
+    return opened
+
+
+def _furnish(layout: RunLayout) -> None:
+    make_secrets(layout)
+    write_schema(layout)
+    sharedfs.unlink(layout.summary)
+    control.clear(layout)
+
+
+def show_finished(layout: RunLayout) -> int:
+    """Print the result of a run that has ended; returns its exit code."""
+    summary: dict[str, Any] = msgspec.json.decode(sharedfs.read_bytes(layout.summary))
+    print_summary(summary, layout.root)
+    return Exit.DONE if summary["state"] == "completed" else Exit.INTERRUPTED
