@@ -13,18 +13,15 @@ GROUPS = ("workflow", "task", "agent", "fleet", "sandbox", "placement", "cluster
 
 NOT_BUILT: Mapping[str, frozenset[str]] = {
     "workflow": frozenset({"serve", "evaluate", "train"}),
-    "task": frozenset({"math", "code", "swe", "stem", "harbor"}),
+    "task": frozenset({"stem", "harbor"}),
     "agent": frozenset({"harness"}),
     "fleet": frozenset({"vllm"}),
-    "sandbox": frozenset({"apptainer"}),
-    "placement": frozenset({"colocated", "het", "linked", "auto"}),
 }
 """Choices that are named by the contract and not there yet, by group."""
 
 
 _DORMANT: Mapping[str, tuple[Any, ...]] = {
     "fleet.policy": ("sticky",),
-    "pools.run.autoscale.max": (0,),
     "compat.prorl": (False,),
     "compat.nemo_gym": (False,),
     "callbacks.allow": ([],),

@@ -14,8 +14,8 @@ from pathlib import Path
 from conf.load import load_config
 from conf.schema import Config
 from launch import wiring
+from launch.addresses import listen_address
 from sandbox.choose import choose
-from sandbox.hostroot import host_digest
 from sandbox.protocols import SandboxBackend
 from sandbox.scratch import owned, sweep
 from stages import manifest
@@ -24,6 +24,7 @@ from stages.errors import ManifestError
 from stages.handoff import SegmentWriter
 from stages.http import RouterLink
 from stages.identity import member_id
+from stages.images import ImageStore
 from stages.layout import RunLayout, StoreLayout
 from stages.members import present
 from stages.store import LayerStore
@@ -68,7 +69,7 @@ async def router(context: Context) -> None:
     config = context.config
     task = wiring.build_task(config)
     agent = wiring.build_agent(config, task)
-    served = ServedTask(task, lambda image: host_digest(), privileged_agent=agent.privileged)
+    served = ServedTask(task, ImageStore(StoreLayout(config.store_path)).digest, privileged_agent=agent.privileged)
     options = RouterOptions(
         run_id=context.run_id,
         member=context.member,
@@ -81,6 +82,7 @@ async def router(context: Context) -> None:
         sampling=wiring.sampling(config),
         budgets=Budgets(config.budget.init_s, config.budget.run_s, config.budget.eval_s),
         max_open=config.admission.max_open,
+        host=listen_address(config),
     )
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -96,6 +98,7 @@ async def replica(context: Context) -> None:
     mode = "processed_logprobs" if config.sampling.logprobs == "processed" else "raw_logprobs"
     options = EngineOptions(
         model=wiring.model_dir(config),
+        host=listen_address(config),
         served_model_name=config.fleet.model,
         api_key_file=context.layout.engine_token,
         logprobs_mode=mode,  # type: ignore[arg-type]

@@ -25,12 +25,12 @@ VERBS: tuple[Verb, ...] = (
     Verb("cancel", "end the run now; what is open is cancelled", "launch.verbs.control"),
     Verb("drain", "take no new rollouts, finish what is leased, then end", "launch.verbs.control"),
     Verb("resume", "carry a dead or interrupted run on from its own config", "launch.verbs.resume"),
-    Verb("scale", "add workers to a pool"),
+    Verb("scale", "add workers to a pool while the run goes on, or end added ones: pools.run=+4", "launch.verbs.scale"),
     Verb("report", "tables and curves of a run"),
     Verb("export", "write the rows in another format: --format jsonl|parquet -o PATH", "launch.verbs.export"),
     Verb("shards", "read every committed row, check it, and count; --head N prints some", "launch.verbs.shards"),
     Verb("journal", "the ledger's events; --json for programs, --stats for counts", "launch.verbs.journal"),
-    Verb("images", "sandbox images: build, import, list, verify, prune"),
+    Verb("images", "sandbox images: import NAME SOURCE, list, verify", "launch.verbs.images"),
     Verb("doctor", "what this machine and user can do, and what to ask the administrator for"),
 )
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -15,22 +15,30 @@ from conf.schema import Config
 from launch import wiring
 from launch.bodies import node_scratch
 from launch.errors import Exit, LaunchError
+from launch.failures import describe
 from launch.progress import Progress, print_summary
 from launch.supervisor import Slot, Supervisor
 from sandbox.scratch import sweep
 from stages import control, leftovers, sharedfs
 from stages.client import AsyncRolloutClient
-from stages.errors import ManifestError, RouterUnreachableError, ServiceError
+from stages.errors import ManifestError, RouterUnreachableError, ServiceError, StageError
 from stages.layout import RunLayout, StoreLayout
+from stages.status import read_status
 from workflows.collect import collect
 
 POLL_S: Final = 0.5
+TOLD_BY_SLURM: Final = "a signal: the allocation ends soon"
+"""Reason of a drain after which the run goes on by itself; after a person's it waits for `resume`."""
 START_S: Final = 120.0
 """Patience with a router that has not come up yet, however small `stuck_after_s` is."""
 
 
 class StuckError(LaunchError):
     """Nothing has progressed for `stuck_after_s`."""
+
+
+class BrokenRunError(LaunchError):
+    """A component of the run is gone and will not come back."""
 
 
 class Interrupted(Exception):
@@ -49,9 +57,21 @@ class Driver:
         layout: its run directory, opened.
         attempt: which start this is; names the log directory.
         slots: the processes that are kept here: all of them on one machine, the router alone inside an allocation.
+        look: told every status that the router gives; may change the run's jobs.
+        patience_s: how long a stop waits for workers elsewhere to hand over to the router.
     """
 
-    def __init__(self, config: Config, layout: RunLayout, attempt: int, slots: Iterable[Slot]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        layout: RunLayout,
+        attempt: int,
+        slots: Iterable[Slot],
+        look: Callable[[Mapping[str, Any]], Awaitable[None]] | None = None,
+        patience_s: float = 0.0,
+    ) -> None:
+        self._also_look, self._patience_s = look, patience_s
+        self._manned = 0.0
         self._config, self._layout, self._attempt = config, layout, attempt
         self._progress = Progress(layout.root)
         self._stop = asyncio.Event()
@@ -62,12 +82,12 @@ class Driver:
     async def to_the_end(self) -> int:
         """Collect under supervision; leaves report/summary.json when all has ended.
 
-        SIGTERM and SIGINT end it at once, with what is open handed over; SIGUSR2 asks for a drain first.
+        SIGTERM and SIGINT end it, with what is open handed over; SIGUSR2 asks for a drain first.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stop.set)
-        loop.add_signal_handler(signal.SIGUSR2, self._drain)
+            loop.add_signal_handler(number, self.stop)
+        loop.add_signal_handler(signal.SIGUSR2, self.drain)
         error: BaseException | None = None
         with self._progress:
             keeping = asyncio.create_task(self._supervisor.keep_all(), name="supervisor")
@@ -75,6 +95,11 @@ class Driver:
             stopping = asyncio.create_task(self._stop.wait(), name="signal")
             try:
                 await asyncio.wait({keeping, working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                if self._stop.is_set() and self._patience_s:
+                    self.drain()  # workers were told too: the router stays until they have handed over
+                    await asyncio.wait(
+                        {working, keeping}, timeout=self._patience_s, return_when=asyncio.FIRST_COMPLETED
+                    )
                 error = _first_error(working, keeping)
             finally:
                 working.cancel()
@@ -85,16 +110,22 @@ class Driver:
                 await asyncio.gather(keeping, working, stopping, return_exceptions=True)
         return self._ended(error, finished=working.done() and not working.cancelled() and error is None)
 
-    def _drain(self) -> None:
+    def stop(self) -> None:
+        """End the run here; it can go on later."""
+        self._stop.set()
+
+    def drain(self) -> None:
         """Slurm is about to take the allocation away: the router leases nothing more from now on."""
         with contextlib.suppress(ManifestError):  # the deadline of whoever sent the signal still holds
-            control.request(self._layout.root, "drain")
+            control.request(self._layout.root, "drain", TOLD_BY_SLURM)
 
     def _ended(self, error: BaseException | None, *, finished: bool) -> int:
         if isinstance(error, Interrupted):
             self._leave_summary(error.state)
             return error.code
         if error is not None:
+            with contextlib.suppress(StageError, OSError):  # the error that ends the run must not be hidden
+                self._leave_summary("failed", describe(error)[0])
             raise error
         if not finished:
             raise KeyboardInterrupt
@@ -102,15 +133,16 @@ class Driver:
         print_summary(summary, self._layout.root)
         return Exit.DONE if summary["state"] == "completed" else Exit.FAILED
 
-    def _leave_summary(self, state: str) -> dict[str, Any]:
+    def _leave_summary(self, state: str, error: str | None = None) -> dict[str, Any]:
         """Write report/summary.json; a run none of whose rollouts completed has failed."""
-        status, wall_s = self._status, time.monotonic() - self._began
+        status, wall_s = self._status or read_status(self._layout), time.monotonic() - self._began
         rollouts = status["rollouts"]
         if state == "completed" and rollouts["accepted"] and not rollouts["completed"]:
             state = "failed"
         work_s = max(1e-9, status.get("work_s", wall_s))
         summary = {
-            **status, "state": state, "members": [], "slurm": {}, "stuck": None, "attempt": self._attempt,
+            **status, "state": state, "members": [], "slurm": {}, "stuck": None, "error": error,
+            "attempt": self._attempt,
             "rates": {"rollouts_per_s": rollouts["completed"] / work_s, "tokens_per_s": status["tokens"] / work_s},
             "timings": {"wall_s": wall_s, "work_s": work_s},
         }  # fmt: skip
@@ -153,6 +185,8 @@ class Driver:
         if accepted_at is not None:
             self._status["work_s"] = time.monotonic() - accepted_at
         self._progress.update(self._status)
+        if self._also_look is not None:
+            await self._also_look(self._status)
 
     async def _watch(self, client: AsyncRolloutClient) -> None:
         while True:
@@ -161,13 +195,25 @@ class Driver:
                 await self._look(client)
             if not self._status:
                 continue
-            self._end_if_asked()
-            still_s = time.time() - self._status["last_progress"]
+            await self._end_if_asked()
+            still_s = time.time() - max(self._status["last_progress"], self._manned_since())
             if self._status["rollouts"]["open"] and still_s > self._config.stuck_after_s:
                 raise StuckError(f"nothing has progressed for {still_s:.0f} s: {_waits_for(self._status)}")
 
-    def _end_if_asked(self) -> None:
-        """End a run that was cancelled or drained, once nothing of it is under way."""
+    def _manned_since(self) -> float:
+        """Unix seconds since when every pool has a worker: where each is a job of its own, one may wait for hours."""
+        if self._config.placement.name not in {"linked", "auto"}:
+            return 0.0
+        there = {str(member.get("kind")) for member in self._status["members"]}
+        if not {"init", "run", "eval"} <= there:
+            self._manned = time.time()
+        return self._manned
+
+    async def _end_if_asked(self) -> None:
+        """End a run that cannot go on, and one that was cancelled or drained once nothing of it is under way."""
+        broken = await asyncio.to_thread(control.message, self._layout, "fail")
+        if broken is not None:
+            raise BrokenRunError(broken)
         busy = sum(stage["leased"] for stage in self._status["stages"].values())
         if self._status["state"] != "draining" or busy:
             return

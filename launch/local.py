@@ -7,7 +7,7 @@ import asyncio
 from conf.schema import Config
 from launch.bodies import node_scratch
 from launch.drive import Driver
-from launch.opening import check_parts, open_run, show_finished
+from launch.opening import check_parts, furnish, open_run, show_finished
 from launch.supervisor import numbered
 from sandbox.choose import choose
 from sandbox.scratch import owned
@@ -25,6 +25,7 @@ async def run_local(config: Config) -> int:
     opened = await open_run(config, layout)
     if opened.state == "finished":
         return show_finished(layout)
+    await asyncio.to_thread(furnish, layout)
     attempt = await asyncio.to_thread(begin_attempt, layout)
     pools = config.pools
     replicas = config.fleet.replicas if config.fleet.name == "embedded" else 0

@@ -36,20 +36,16 @@ async def check_parts(config: Config) -> None:
 
 
 async def open_run(config: Config, layout: RunLayout) -> manifest.Opened:
-    """Make or find the run directory and all that its processes expect there; one that has ended stays as it is.
+    """Make the run directory, or find out how the run in it stands.
 
     Raises:
         ManifestError: the directory is another config's, holds something else, or cannot be written.
     """
-    opened = await asyncio.to_thread(
-        manifest.open_run, layout, dump_config(config), digest(config), version("rollmill")
-    )
-    if opened.state != "finished":
-        await asyncio.to_thread(_furnish, layout)
-    return opened
+    return await asyncio.to_thread(manifest.open_run, layout, dump_config(config), digest(config), version("rollmill"))
 
 
-def _furnish(layout: RunLayout) -> None:
+def furnish(layout: RunLayout) -> None:
+    """Put in place what the processes of a start expect, and take away what an earlier start was asked for."""
     make_secrets(layout)
     write_schema(layout)
     sharedfs.unlink(layout.summary)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,21 +34,41 @@ def processes(config: Config) -> tuple[Planned, ...]:
 
 
 def plan_text(config: Config) -> str:
-    """One YAML document: the resolved configuration, its digest, the processes and the paths."""
-    planned = processes(config)
-    document: dict[str, Any] = {
-        "plan": {
-            "placement": config.placement.name,
-            "processes": {item.kind: _process(item) for item in planned},
-            "processes_total": sum(item.count for item in planned),
-            "rollouts": "unknown" if config.task.limit is None else config.task.limit * config.group_size,
-            "run_dir": str(config.run_path),
-            "store": str(config.store_path),
-            "config_digest": digest(config),
-        },
-        "config": plain(config),
+    """One YAML document: the resolved configuration, its digest, the processes and the paths.
+
+    A Slurm placement also gets its jobs, what checks say, the estimated start of every placement (where Slurm can be
+    reached), and the batch scripts.
+    """
+    planned = {item.kind: _process(item) for item in processes(config)}
+    plan: dict[str, Any] = {
+        "placement": config.placement.name,
+        "processes": planned,
+        "processes_total": sum(item["count"] for item in planned.values()),
+        "rollouts": "unknown" if config.task.limit is None else config.task.limit * config.group_size,
+        "run_dir": str(config.run_path),
+        "store": str(config.store_path),
+        "config_digest": digest(config),
     }
-    return to_yaml(document)
+    document: dict[str, Any] = {"plan": plan, "config": plain(config)}
+    if config.placement.name == "local":
+        return to_yaml(document)
+    from launch.slurm import planning  # submitit's import takes a quarter of a second
+
+    slurm = planning.make_plan(config)
+    counts = planning.processes(slurm)
+    plan["processes"] = {kind: item | {"count": counts.get(kind, 0)} for kind, item in planned.items()}
+    plan["processes_total"] = sum(counts.values())
+    plan["slurm"] = planning.as_data(slurm)
+    return to_yaml(document) + _blocks("scripts", slurm.scripts)
+
+
+def _blocks(key: str, texts: Mapping[str, Mapping[str, str]]) -> str:
+    """YAML of texts two levels down, each as a literal block, so that it can be read and copied as it is."""
+    lines = [f"{key}:"]
+    for outer, inner in texts.items():
+        lines.append(f"  {outer}:")
+        lines += [f"    {name}: |\n{textwrap.indent(text, ' ' * 6)}" for name, text in inner.items()]
+    return "\n".join(lines) + "\n"
 
 
 def _process(item: Planned) -> dict[str, int]:

@@ -11,6 +11,9 @@ import sys
 from pathlib import Path
 
 KINDS = ("router", "replica", "init", "run", "eval")
+SERVERS = frozenset({"router", "replica"})
+IN_JOB = "ROLLMILL_ATTEMPT"
+"""Environment variable that a job's leader sets: the run's attempt."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -19,7 +22,9 @@ def main(argv: list[str]) -> int:
     kind, run_dir, number = argv[0], Path(argv[1]), int(argv[2])
     member = argv[3] if len(argv) > 3 else None
     os.umask(0o077)
-    die_with_parent()
+    if kind in SERVERS and in_job():
+        _outlast_workers()
+    die_with_parent(signal.SIGINT if kind in SERVERS else signal.SIGTERM)
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
@@ -47,7 +52,7 @@ def main(argv: list[str]) -> int:
 
 def _run(kind: str, body: object) -> None:
     """Servers run on uvloop; workers on asyncio's own loop, whose subprocesses are twice as fast."""
-    if kind in {"router", "replica"}:
+    if kind in SERVERS:
         from stages.web import run
 
         run(body)  # type: ignore[arg-type]
@@ -55,10 +60,23 @@ def _run(kind: str, body: object) -> None:
         asyncio.run(body)  # type: ignore[arg-type]
 
 
-def die_with_parent() -> None:
-    """Get SIGTERM when the process that started us ends, however it ends."""
+def in_job() -> bool:
+    """Whether this process is part of a Slurm job's step."""
+    return IN_JOB in os.environ
+
+
+def _outlast_workers() -> None:
+    """Be deaf to what Slurm sends to every process of a step at once: workers still have to hand over to us.
+
+    Whoever started this process ends it, by SIGINT, when they are through.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2})
+
+
+def die_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
+    """Get this signal when the process that started us ends, however it ends."""
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    libc.prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() == 1 and os.environ.get("ROLLMILL_SUPERVISED") == "1":
         sys.exit(1)
 

@@ -10,7 +10,6 @@ from datetime import datetime
 from pathlib import Path
 
 from conf.choices import check_keys
-from conf.errors import ConfigError
 from conf.load import validate
 from conf.schema import Config
 from launch.compose import compose, expand, swept_keys
@@ -94,19 +93,17 @@ def _search(config_dirs: Sequence[Path]) -> list[Path]:
 
 
 def act(config: Config) -> int:
-    """Do what a resolved configuration asks for; returns the exit code.
-
-    Raises:
-        ConfigError: a placement that is not built yet.
-    """
+    """Do what a resolved configuration asks for; returns the exit code."""
     if config.action == "plan":
         sys.stdout.write(plan_text(config))
         return Exit.DONE
-    if config.placement.name != "local":
-        raise ConfigError(f"placement={config.placement.name} is not built yet", key="placement")
-    from launch.local import run_local
+    if config.placement.name == "local":
+        from launch.local import run_local
 
-    return int(asyncio.run(run_local(config)))
+        return int(asyncio.run(run_local(config)))
+    from launch.slurm.submit import submit_run
+
+    return int(asyncio.run(submit_run(config)))
 
 
 def _differences(point: Sequence[str], overrides: Sequence[str]) -> str:

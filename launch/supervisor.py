@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -74,8 +75,7 @@ class Supervisor:
             member = member_id(kind, number)
             process = await self._start(kind, number, member)
             if kind in self._ending:  # asked to end while it was being started: `end` did not see it
-                with contextlib.suppress(ProcessLookupError):
-                    process.terminate()
+                _ask_to_end(process)
             code = await process.wait()
             del self._running[kind, number]
             if kind in self._ending:
@@ -127,8 +127,7 @@ class Supervisor:
         self._ending |= kinds
         ending = [(slot, process) for slot, process in self._running.items() if slot[0] in kinds]
         for _, process in ending:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
+            _ask_to_end(process)
         await asyncio.gather(*(self._end(slot[0], process) for slot, process in ending))
 
     async def _end(self, kind: str, process: asyncio.subprocess.Process) -> None:
@@ -139,6 +138,12 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+
+def _ask_to_end(process: asyncio.subprocess.Process) -> None:
+    """By SIGINT: SIGTERM is what a batch system sends to all processes at once, and the servers outlast it."""
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGINT)
 
 
 def _ending(code: int) -> str:

@@ -11,6 +11,7 @@ import workflows.policies
 from conf.errors import ConfigError
 from conf.schema import Config
 from launch.targets import extend_path
+from stages.layout import StoreLayout
 from stages.protocols import Agent, Limits, Task
 from stages.trajectory import Sampling
 
@@ -35,6 +36,8 @@ def build_task(config: Config) -> Task:
                 key=f"task.{name}",
                 value=value,
             )
+    if "wheels" in accepted:
+        arguments.setdefault("wheels", str(StoreLayout(config.store_path).wheels))
     task: Task = _construct(target, arguments, "task")
     if not getattr(task, "name", ""):
         task.name = config.task.name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -13,18 +14,19 @@ from stages import sharedfs
 from stages.errors import ManifestError
 from stages.layout import RunLayout
 
-Request = Literal["drain", "cancel"]
+Request = Literal["drain", "cancel", "fail"]
+"""`fail` is a job's leader telling the driver that a component that nothing can do without is gone."""
 
 
-def request(run_dir: Path, name: Request) -> Path:
-    """Leave a request; the run takes it up within seconds.
+def request(run_dir: Path, name: Request, message: str = "") -> Path:
+    """Leave a request, with its reason; the run takes it up within seconds.
 
     Raises:
         ManifestError: no run directory, or it cannot be written.
     """
     layout = RunLayout(run_dir)
     path = layout.control_request(name)
-    body = {"request": name, "at": time.time(), "pid": os.getpid()}
+    body = {"request": name, "at": time.time(), "pid": os.getpid(), "message": message}
     try:
         sharedfs.write_atomic(path, msgspec.json.encode(body))
     except OSError as error:
@@ -37,7 +39,15 @@ def pending(layout: RunLayout, name: Request) -> bool:
     return sharedfs.exists(layout.control_request(name))
 
 
-def clear(layout: RunLayout) -> None:
-    """Forget the requests of an earlier start."""
-    for name in ("drain", "cancel"):
+def message(layout: RunLayout, name: Request) -> str | None:
+    """The reason that a request gives; None where there is no such request."""
+    try:
+        return str(msgspec.json.decode(sharedfs.read_bytes(layout.control_request(name))).get("message", ""))
+    except FileNotFoundError:
+        return None
+
+
+def clear(layout: RunLayout, names: Sequence[Request] = ("drain", "cancel", "fail")) -> None:
+    """Forget requests of an earlier start: all of them where a person starts the run, the drain where it goes on."""
+    for name in names:
         sharedfs.unlink(layout.control_request(name))

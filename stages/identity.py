@@ -21,7 +21,12 @@ class Identity(msgspec.Struct, frozen=True):
 
 def here() -> Identity:
     """This process."""
-    return Identity(socket.gethostname(), os.getpid(), _boot(), _pid_namespace())
+    return Identity(node_name(), os.getpid(), _boot(), _pid_namespace())
+
+
+def node_name() -> str:
+    """This node as Slurm names it inside a job, else as it names itself."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def member_id(kind: str, number: int) -> str:

@@ -105,6 +105,14 @@ def _refuse_foreign(layout: RunLayout) -> None:
         )
 
 
+def last_attempt(layout: RunLayout) -> int:
+    """The number of the newest start, 1 where there was none yet."""
+    attempt = 1
+    while sharedfs.exists(layout.attempt_logs(attempt + 1)):
+        attempt += 1
+    return attempt
+
+
 def begin_attempt(layout: RunLayout) -> int:
     """The number of this start of the run, 1 or more, with a log directory of its own.
 

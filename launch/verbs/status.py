@@ -1,16 +1,18 @@
-"""`rollmill status`: where a run stands, from its router or, when that cannot be reached, from its files."""
+"""`rollmill status`: where a run stands, from its router or files, and what Slurm says of its jobs."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from launch.errors import Exit
-from launch.figures import STAGES, snapshot
+from launch.figures import STAGES, duration, snapshot
 from launch.rundirs import find_run_dir
 from launch.verbs.arguments import verb_parser
 
@@ -20,12 +22,24 @@ def run(name: str, args: Sequence[str]) -> int:
     parser = verb_parser(name)
     parser.add_argument("--json", action="store_true", help="one JSON object, for programs")
     chosen = parser.parse_args(args)
-    run_dir = find_run_dir(chosen.run_dir)
-    from stages.status import fetch_status
-
-    status = asyncio.run(fetch_status(run_dir))
+    status = asyncio.run(_status(find_run_dir(chosen.run_dir)))
     sys.stdout.write(json.dumps(status) + "\n" if chosen.json else status_text(status))
     return Exit.DONE
+
+
+async def _status(run_dir: Path) -> dict[str, Any]:
+    """The status document; Slurm is asked only about a run that was submitted to it."""
+    from launch.slurm import record
+    from stages.layout import RunLayout
+    from stages.status import fetch_status
+
+    layout = RunLayout(run_dir)
+    if not await asyncio.to_thread(record.read, layout):
+        return await fetch_status(run_dir)
+    from conf.load import load_config
+    from launch.slurm.watch import RunWatch
+
+    return await RunWatch(await asyncio.to_thread(load_config, run_dir), layout).status()
 
 
 def status_text(status: Mapping[str, Any]) -> str:
@@ -43,9 +57,37 @@ def status_text(status: Mapping[str, Any]) -> str:
     members = Counter(str(item.get("kind")) for item in status.get("members") or () if isinstance(item, Mapping))
     if members:
         lines.append("members  " + ", ".join(f"{count} {kind}" for kind, count in sorted(members.items())))
+    slurm = status.get("slurm")
+    lines += slurm_lines(slurm, time.time()) if isinstance(slurm, Mapping) else []
     if now.stuck:
         lines.append(f"stuck    {now.stuck}")
     return "\n".join(lines) + "\n"
+
+
+def slurm_lines(slurm: Mapping[str, Any], now: float) -> list[str]:
+    """The Slurm part for people: a line a job, the fair-share factor, and what would start sooner."""
+    lines = [_job(item, now) for item in slurm.get("jobs") or () if isinstance(item, Mapping)]
+    share = slurm.get("fair_share")
+    if isinstance(share, Mapping) and share.get("factor") is not None:
+        lines.append(f"share    fair-share factor {share['factor']:.2f} ({share.get('user')}, {share.get('account')})")
+    return lines + [f"slurm    {line}" for line in slurm.get("words") or ()]
+
+
+def _job(job: Mapping[str, Any], now: float) -> str:
+    said = f"job      {job.get('job_id')} {job.get('component') or '-'}: {job.get('state')}"
+    if job.get("reason") and job.get("state") in {"pending", "requeued"}:
+        said += f" ({job['reason']})"
+    nodes = [str(node) for node in job.get("nodes") or ()]
+    parts = [
+        f"on {', '.join(nodes[:4])}{f' and {len(nodes) - 4} more' if len(nodes) > 4 else ''}" if nodes else "",
+        f"partition {job['partition']}" if job.get("partition") else "",
+        f"priority {job['priority']}" if job.get("priority") else "",
+        f"starts in {duration(job['estimated_start'] - now)}" if (job.get("estimated_start") or 0) > now else "",
+        f"restarts {job['restarts']}" if job.get("restarts") else "",
+        f"exit code {job['exit_code']}" if job.get("exit_code") else "",
+        f"signal {job['exit_signal']}" if job.get("exit_signal") else "",
+    ]
+    return ", ".join([said, *(part for part in parts if part)])
 
 
 def _replica(replica: Mapping[str, Any]) -> str:

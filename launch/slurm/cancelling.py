@@ -1,0 +1,77 @@
+"""Cancelling a run's jobs: the run is asked by file to end in order; what does not end so is taken by Slurm."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from conf.load import load_config
+from launch.slurm import record
+from launch.slurm.client import open_client
+from launch.slurm.client.errors import SlurmError
+from launch.slurm.client.protocol import JobInfo
+from launch.slurm.record import Submission
+from stages import sharedfs
+from stages.layout import RunLayout
+from stages.status import read_status
+
+IN_ORDER_S: Final = 45.0
+"""What a run is given to end by itself: it knows within a second, and its sandboxes stop within a few."""
+LOOK_S: Final = 0.5
+
+
+async def cancel_jobs(run_dir: Path, *, wait: bool = True) -> list[str]:
+    """End every job of the run whose cancellation has been requested; says what was done. A local run has none."""
+    layout = RunLayout(run_dir)
+    submissions = record.current(await asyncio.to_thread(record.read, layout))
+    if not submissions or _ended(layout):
+        return []
+    config = await asyncio.to_thread(load_config, run_dir)
+    client = open_client(config.cluster.clusters)
+    ids = [one.job_id for one in submissions]
+    since = min(one.submitted_at for one in submissions)
+    try:
+        live = [job for job in await client.jobs(ids, since=since) if not job.state.ended]
+        in_order = _router_runs(submissions, live)
+        if in_order and wait:
+            await _until_ended(layout)
+        elif in_order:
+            return ["its jobs end in a moment"]
+        if live:
+            await client.cancel(ids)
+    except SlurmError as error:
+        return [f"Slurm did not take it: {error}; the run itself was asked by file"]
+    if not _ended(layout):
+        await asyncio.to_thread(_leave_summary, layout)
+    return [f"jobs {', '.join(ids)} are cancelled"]
+
+
+def _router_runs(submissions: list[Submission], live: list[JobInfo]) -> bool:
+    control = {one.job_id for one in submissions if one.control}
+    return any(job.leader_id in control and job.state.holds_nodes for job in live)
+
+
+async def _until_ended(layout: RunLayout) -> None:
+    until = time.monotonic() + IN_ORDER_S
+    while time.monotonic() < until:
+        if await asyncio.to_thread(_ended, layout):
+            return
+        await asyncio.sleep(LOOK_S)
+
+
+def _ended(layout: RunLayout) -> bool:
+    try:
+        summary: dict[str, Any] = msgspec.json.decode(sharedfs.read_bytes(layout.summary))
+    except FileNotFoundError:
+        return False
+    return summary.get("state") in {"completed", "cancelled"}
+
+
+def _leave_summary(layout: RunLayout) -> None:
+    """The result of a run whose driver cannot write it any more, or never began."""
+    summary = {**read_status(layout), "state": "cancelled", "members": [], "stuck": None}
+    sharedfs.write_atomic(layout.summary, msgspec.json.format(msgspec.json.encode(summary), indent=2))

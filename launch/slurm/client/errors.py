@@ -1,0 +1,37 @@
+"""Errors of the Slurm client: Slurm did not answer, or it answered no."""
+
+from __future__ import annotations
+
+from launch.errors import LaunchError
+
+
+class SlurmError(LaunchError):
+    """Root of what a Slurm client raises; `command` is what was asked, in one line.
+
+    Args:
+        message: what, where, what to do.
+        command: the command or call.
+    """
+
+    def __init__(self, message: str, *, command: str = "") -> None:
+        super().__init__(message)
+        self.command = command
+
+
+class SlurmUnavailable(SlurmError):
+    """Nobody answered: no such command here, no controller, or no answer in time.
+
+    A call that was to change something may have taken effect where `may_have_happened` is true.
+    """
+
+    def __init__(self, message: str, *, command: str = "", may_have_happened: bool = False) -> None:
+        super().__init__(message, command=command)
+        self.may_have_happened = may_have_happened
+
+
+class SlurmRefused(SlurmError):
+    """Slurm answered with an error of its own; `said` is its first line."""
+
+    def __init__(self, message: str, *, command: str = "", said: str = "") -> None:
+        super().__init__(message, command=command)
+        self.said = said

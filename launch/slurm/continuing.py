@@ -1,0 +1,236 @@
+"""How a run goes on after one of its jobs: requeued, submitted again or over; and which of two placements stays."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from typing import Any, Final
+
+import msgspec
+
+from conf.schema import Config
+from launch.errors import Exit, LaunchError
+from launch.slurm import record
+from launch.slurm.client import open_client
+from launch.slurm.client.errors import SlurmError
+from launch.slurm.client.protocol import JobInfo
+from launch.slurm.record import Submission
+from launch.slurm.shapes import jobs_of
+from stages import sharedfs
+from stages.layout import RunLayout
+
+KILLED_S: Final = 120.0
+"""How long a job that asked Slurm to requeue or cancel it waits for its own end."""
+
+
+class Continuing:
+    """What a job's leader asks of Slurm about its own job.
+
+    Args:
+        config: the run's.
+        layout: its run directory.
+        job: which job of the placement this is.
+    """
+
+    def __init__(self, config: Config, layout: RunLayout, job: str) -> None:
+        self._config, self._layout, self._job = config, layout, job
+        self._job_id = os.environ.get("SLURM_HET_JOB_ID") or os.environ["SLURM_JOB_ID"]
+        self._client = open_client(config.cluster.clusters)
+        self._mine = self._find_or_note()
+
+    @property
+    def leads_run(self) -> bool:
+        """Whether the router and the workflow run in this job."""
+        return self._mine.control
+
+    @property
+    def is_added(self) -> bool:
+        """Whether the run can do without this job: it was added to a pool later."""
+        return self._mine.workers > 0
+
+    def missing_components(self) -> str:
+        """What of a heterogeneous job did not come (back), or nothing."""
+        wanted, there = len(self._mine.components), int(os.environ.get("SLURM_HET_SIZE", "1"))
+        return f"only {there} of {wanted} components came" if there < wanted else ""
+
+    def _find_or_note(self) -> Submission:
+        """This job's record; made here where its submitter died before it could note the job down."""
+        submissions = record.read(self._layout)
+        mine = [one for one in submissions if one.job_id == self._job_id]
+        if mine:
+            return mine[-1]
+        name = self._config.placement.name
+        placement = {"het": "het", "all": "colocated"}.get(self._job, "linked") if name == "auto" else name
+        jobs = [job for job in jobs_of(self._config, placement) if job.name == self._job]  # type: ignore[arg-type]
+        note = Submission(
+            name=os.environ.get("SLURM_JOB_NAME", self._job_id),
+            job=self._job,
+            job_id=self._job_id,
+            placement=placement,
+            components=[component.name for job in jobs for component in job.components] or [self._job],
+            clusters=list(self._config.cluster.clusters),
+            submitted_at=time.time(),
+            workers=0 if jobs else 1,
+            control=any(step.name == "control" for job in jobs for step in job.steps),
+        )
+        record.add(self._layout, note)
+        return note
+
+    # -- while the job runs -------------------------------------------------------------------------------------------
+
+    async def seconds_left(self) -> float | None:
+        """Until Slurm ends the job: its time limit, or the end of a preemption's grace; None where it does not say."""
+        try:
+            mine = [job for job in await self._client.jobs([self._job_id]) if job.het_offset in (None, 0)]
+        except SlurmError:
+            return None
+        return mine[0].ended_at - time.time() if mine and mine[0].ended_at else None
+
+    async def lost_component(self, step: str) -> str | None:
+        """Why a component of this heterogeneous job is gone, where Slurm and not the program ended it."""
+        if len(self._mine.components) < 2:
+            return None
+        try:
+            jobs = await self._client.jobs([self._job_id])
+        except SlurmError:
+            return None
+        gone = [job for job in jobs if not job.state.holds_nodes]
+        if not gone:
+            return None
+        said = ", ".join(f"{self._component(job)} ({job.job_id}) is {job.state.value}" for job in gone)
+        return f"half of the job is gone: {said}"
+
+    def _component(self, job: JobInfo) -> str:
+        return self._mine.components[job.het_offset or 0]
+
+    async def end_rivals(self) -> None:
+        """placement=auto: of the heterogeneous job and the linked ones, the first to start is the run; the other goes.
+
+        Raises:
+            LaunchError: the other runs already.
+        """
+        submissions = await asyncio.to_thread(record.read, self._layout)
+        rivals = [one for one in record.current(submissions) if one.control and one.job_id != self._job_id]
+        if not rivals:
+            return
+        await self._cancel([one.job_id for one in rivals])
+        for one in rivals:
+            await asyncio.to_thread(record.forget, self._layout, one)
+        if self._mine.reason == "fallback":
+            from launch.slurm.submit import run_id_of, submit_rest
+
+            run_id = await asyncio.to_thread(run_id_of, self._layout)
+            made = await asyncio.to_thread(submit_rest, self._config, self._layout, run_id)
+            _say(f"the heterogeneous job waited too long: linked jobs {', '.join(one.job_id for one in made)} instead")
+
+    # -- when it has ended --------------------------------------------------------------------------------------------
+
+    async def go_on(self) -> int:
+        """Let the run go on in another start of this job; returns the exit code of this one."""
+        if not await self._may_go_on():
+            return Exit.FAILED
+        if self._config.cluster.continue_by == "none":
+            _say("cluster.continue_by=none: `rollmill resume` carries the run on")
+            return Exit.REQUEUED
+        if self._config.cluster.continue_by == "requeue":
+            try:
+                await self._client.requeue(self._job_id)
+            except SlurmError as error:
+                _say(f"no requeue ({error}): submitting again instead")
+            else:
+                return await self._wait_for_the_end(Exit.REQUEUED)
+        return await self._submit_after("continue")
+
+    async def submit_again(self, why: str) -> int:
+        """End what is left of this job and submit it anew under the same run."""
+        _say(f"{why}: submitting the whole job again")
+        if not await self._may_go_on():
+            return Exit.FAILED
+        code = await self._submit_after("continue")
+        await self._cancel([self._job_id])
+        return await self._wait_for_the_end(code)
+
+    async def _may_go_on(self) -> bool:
+        earlier = [one for one in await asyncio.to_thread(record.read, self._layout) if one.job == self._job]
+        times = int(os.environ.get("SLURM_RESTART_COUNT", "0")) + sum(one.reason == "continue" for one in earlier)
+        most = self._config.cluster.max_requeues
+        if times < most:
+            return True
+        why = (
+            f"the run went on {times} times, as often as cluster.max_requeues={most} allows; `rollmill resume` goes on"
+        )
+        _say(why)
+        if self._mine.control:
+            await asyncio.to_thread(_amend_summary, self._layout, {"state": "failed", "stuck": why})
+        return False
+
+    async def _submit_after(self, reason: str) -> int:
+        """Submit this job's successor, which may start when this one has ended."""
+        placement: Any = self._mine.placement
+        job = next((job for job in jobs_of(self._config, placement) if job.name == self._job), None)
+        if job is None:  # an added job is not asked for again: the pool's own goes on
+            return Exit.REQUEUED
+        # Submission brings submitit along, which a leader that only starts its steps does not wait for.
+        from launch.slurm.submit import run_id_of, submit_job
+
+        try:
+            run_id = await asyncio.to_thread(run_id_of, self._layout)
+            made = await asyncio.to_thread(
+                submit_job, self._config, self._layout, run_id, job, placement, reason,
+                options=[f"--dependency=afterany:{self._job_id}"],
+            )  # fmt: skip
+        except LaunchError as error:
+            _say(f"the run cannot go on by itself: {error}; `rollmill resume` carries it on")
+            return Exit.FAILED
+        _say(f"goes on as job {made.job_id}")
+        return Exit.REQUEUED
+
+    async def finish(self, code: int) -> int:
+        """The driver has ended for good: take away what still waits in the queue, and say how it ended.
+
+        A cancelled run's jobs cancel themselves, so that accounting calls them what they are.
+        """
+        submissions = record.current(await asyncio.to_thread(record.read, self._layout))
+        others = [one.job_id for one in submissions if one.job_id != self._job_id]
+        if code == Exit.REQUEUED:
+            return code
+        cancelled = code == Exit.INTERRUPTED and await asyncio.to_thread(_state, self._layout) == "cancelled"
+        if others:
+            await self._cancel(others, pending_only=not cancelled)
+        if not cancelled:
+            return code
+        await self._cancel([self._job_id])
+        return await self._wait_for_the_end(code)
+
+    async def _cancel(self, ids: list[str], *, pending_only: bool = False) -> None:
+        try:
+            await self._client.cancel(ids, pending_only=pending_only)
+        except SlurmError as error:
+            _say(f"could not cancel {', '.join(ids)}: {error}")
+
+    async def _wait_for_the_end(self, code: int) -> int:
+        """Slurm is about to end this job: an exit of its own would be recorded in place of Slurm's verdict."""
+        await asyncio.sleep(KILLED_S)
+        return code
+
+
+def _state(layout: RunLayout) -> str:
+    try:
+        return str(msgspec.json.decode(sharedfs.read_bytes(layout.summary)).get("state", ""))
+    except FileNotFoundError:
+        return ""
+
+
+def _amend_summary(layout: RunLayout, more: dict[str, Any]) -> None:
+    try:
+        summary = msgspec.json.decode(sharedfs.read_bytes(layout.summary))
+    except FileNotFoundError:
+        return
+    sharedfs.write_atomic(layout.summary, msgspec.json.format(msgspec.json.encode({**summary, **more}), indent=2))
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"rollmill leader: {time.strftime('%H:%M:%S')} {text}\n")
+    sys.stderr.flush()

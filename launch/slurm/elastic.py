@@ -1,0 +1,122 @@
+"""Workers that come and go while a run lives: `rollmill scale` and `pools.run.autoscale` submit and end linked jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from conf.schema import Config
+from launch.errors import CommandError, LaunchError
+from launch.slurm import record
+from launch.slurm.autoscale import Added, Controller, Grow, Shrink
+from launch.slurm.client import open_client
+from launch.slurm.client.protocol import SlurmClient
+from launch.slurm.record import Submission
+from launch.slurm.shapes import PoolName, Share, added_job, jobs_of
+from stages.layout import RunLayout
+
+LOOK_S: Final = 5.0
+
+
+async def grow(config: Config, layout: RunLayout, pool: PoolName, workers: int, partition: str | None) -> Submission:
+    """Submit a linked job with more workers of a pool, whatever the run's own placement.
+
+    Raises:
+        LaunchError: Slurm refused, was not reached, or the run's submissions of this hour are used up.
+    """
+    from launch.slurm.submit import run_id_of, submit_job
+
+    submissions = await asyncio.to_thread(record.read, layout)
+    first = _next_number(config, submissions, pool)
+    job = added_job(config, pool, workers, first, partition=partition)
+    run_id = await asyncio.to_thread(run_id_of, layout)
+    return await asyncio.to_thread(
+        submit_job, config, layout, run_id, job, "linked", "scale", workers=workers, first=first
+    )
+
+
+async def shrink(client: SlurmClient, layout: RunLayout, ids: list[str]) -> None:
+    """End added jobs; their workers hand over what they hold within Slurm's own grace (KillWait)."""
+    await client.cancel(ids)
+    for one in await asyncio.to_thread(record.read, layout):
+        if one.job_id in ids:
+            await asyncio.to_thread(record.forget, layout, one)
+
+
+def added_jobs(submissions: list[Submission], pool: str) -> list[Submission]:
+    """The submissions that added workers to a pool, oldest first."""
+    return [one for one in submissions if one.workers and one.components == [pool]]
+
+
+def _next_number(config: Config, submissions: list[Submission], pool: PoolName) -> int:
+    """A worker number of the pool that the run has never used."""
+    placements = [one.placement for one in submissions if one.control] or ["linked"]
+    own: list[int] = []
+    for job in jobs_of(config, placements[-1]):  # type: ignore[arg-type]
+        shares = [Share.parse(word) for step in job.steps for word in step.argv[3:]]
+        own += [share.last for share in shares if share.kind == pool]
+    return 1 + max([*own, *(one.first + one.workers - 1 for one in added_jobs(submissions, pool))], default=0)
+
+
+async def scale(config: Config, layout: RunLayout, pool: PoolName, change: int) -> str:
+    """Add workers to a pool, or end added jobs with about as many, the newest first; says what was done.
+
+    Raises:
+        CommandError: nothing was added that could be ended.
+        LaunchError: Slurm refused or was not reached.
+    """
+    if change > 0:
+        made = await grow(config, layout, pool, change, None)
+        return f"{change} more {pool} workers asked for: job {made.job_id}, script {made.script}"
+    added = added_jobs(await asyncio.to_thread(record.read, layout), pool)
+    if not added:
+        raise CommandError(f"pools.{pool}: no worker of it was added, and the run's own stay to its end")
+    ending: list[Submission] = []
+    while added and sum(one.workers for one in ending) < -change:
+        ending.append(added.pop())
+    await shrink(open_client(config.cluster.clusters), layout, [one.job_id for one in ending])
+    return f"{sum(one.workers for one in ending)} added {pool} workers end: job " + ", ".join(o.job_id for o in ending)
+
+
+class Autoscaler:
+    """Looks at the run every few seconds from its driver, and acts on what the controller decides.
+
+    Args:
+        config: the run's.
+        layout: its run directory.
+    """
+
+    def __init__(self, config: Config, layout: RunLayout) -> None:
+        self._config, self._layout = config, layout
+        keys = config.pools.run
+        self._controller = Controller(keys.autoscale, max(1, keys.workers))
+        self._client = open_client(config.cluster.clusters)
+        self._looked = 0.0
+
+    async def look(self, status: Mapping[str, Any]) -> None:
+        """Act at most once; what Slurm refuses is said and tried again later."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_S or status.get("state") != "running":
+            return
+        self._looked = now
+        submissions = await asyncio.to_thread(record.read, self._layout)
+        added = [Added(one.job_id, one.first, one.workers) for one in added_jobs(submissions, "run")]
+        left = self._config.cluster.max_submissions_per_hour - record.in_last_hour(submissions)
+        decided = self._controller.decide(now, status, added, left)
+        try:
+            if isinstance(decided, Grow):
+                partition = self._config.pools.run.autoscale.partition
+                made = await grow(self._config, self._layout, "run", decided.workers, partition)
+                _say(f"{decided.workers} more RUN workers asked for: job {made.job_id}")
+            elif isinstance(decided, Shrink):
+                await shrink(self._client, self._layout, [decided.job_id])
+                _say(f"the added RUN workers of job {decided.job_id} were idle: ended")
+        except LaunchError as error:
+            _say(f"the RUN pool stays as it is: {error}")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"rollmill: {text}\n")

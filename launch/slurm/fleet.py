@@ -1,0 +1,123 @@
+"""fleet=vllm on Slurm as command lines and environments: ports, devices of a replica, tensor parallelism over nodes.
+
+Pure but for `hold_port`. Flags are vLLM 0.32's. A replica that spans nodes needs no Ray: vLLM's own multiprocessing
+executor joins one process a node (`--nnodes`, `--node-rank`, `--master-addr`), of which the first serves and the others
+are headless.
+
+vLLM cannot publish a port that it chose itself, and a port that was free a moment ago may be another's by the time it
+binds. It binds with SO_REUSEPORT before it loads anything, so its starter holds the port meanwhile: see `hold_port`.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from conf.schema import Config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What one fleet process is: replica `replica` (from 1), `rank` 0 serves, the others lend it their GPUs."""
+
+    replica: int
+    rank: int
+    of: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """How one process is started; `environment` is added to the step's own."""
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+def span(config: Config) -> int:
+    """Nodes of one replica: more than one where the fleet has more nodes than replicas."""
+    return max(1, config.fleet.nodes // config.fleet.replicas)
+
+
+def part_of(config: Config, number: int) -> Part:
+    """Which part of which replica the fleet's process of this number (from 1, in the order of nodes) is."""
+    of = span(config)
+    return Part(replica=(number - 1) // of + 1, rank=(number - 1) % of, of=of)
+
+
+def devices(visible: str, local: int, config: Config) -> str:
+    """The GPUs of the `local`-th replica of a node (from 0), of those that the step sees (CUDA_VISIBLE_DEVICES).
+
+    Raises:
+        ValueError: the step has too few.
+    """
+    each = math.ceil(config.fleet.gpus_per_replica / span(config))
+    mine = [name for name in visible.split(",") if name][local * each : (local + 1) * each]
+    if len(mine) < each:
+        raise ValueError(f"replica {local} of this node needs {each} GPUs, and the step has {visible!r}")
+    return ",".join(mine)
+
+
+def vllm_server(
+    config: Config,
+    part: Part,
+    *,
+    python: str,
+    host: str,
+    port: int,
+    visible: str,
+    api_key: str,
+    master: str | None = None,
+    master_port: int = 0,
+) -> Server:
+    """One vLLM process.
+
+    Args:
+        config: the run's.
+        part: what it is.
+        python: an interpreter that has vLLM.
+        host: this node's address in the network that the workers reach it by.
+        port: held by `hold_port`; not used by a headless part.
+        visible: its GPUs, as `devices` gives them; "" where it runs on CPUs.
+        api_key: guards its routes; in the environment, since everybody can read a command line.
+        master: address of the node of the replica's first part, where it spans nodes.
+        master_port: where the parts of this replica meet, held on that node.
+    """
+    fleet, sampling = config.fleet, config.sampling
+    argv = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", fleet.model]
+    argv += ["--served-model-name", fleet.model, "--tensor-parallel-size", str(max(1, fleet.gpus_per_replica))]
+    if part.of > 1:
+        argv += ["--distributed-executor-backend", "mp", "--nnodes", str(part.of), "--node-rank", str(part.rank)]
+        argv += ["--master-addr", master or host, "--master-port", str(master_port)]
+    if part.rank:
+        argv += ["--headless"]
+    else:
+        argv += ["--host", host, "--port", str(port), "--enable-scale-out", "--enable-prompt-tokens-details"]
+        argv += ["--logprobs-mode", f"{sampling.logprobs}_logprobs"]
+    environment = {
+        "CUDA_VISIBLE_DEVICES": visible,
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": str(fleet.cpus_per_task),
+        "VLLM_API_KEY": api_key,
+        "VLLM_HOST_IP": host,
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    return Server(argv=tuple(argv), environment=environment)
+
+
+def hold_port(host: str) -> socket.socket:
+    """A bound socket that keeps a free port for a server of the same user that binds with SO_REUSEPORT too.
+
+    It never listens, so every connection goes to the server; keep it open until the server has ended.
+    """
+    held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    held.bind((host, 0))
+    return held
+
+
+def master_of(hosts: Sequence[str], part: Part) -> str:
+    """The host of the first part of a replica, among the fleet's nodes in their order."""
+    return hosts[(part.replica - 1) * part.of]

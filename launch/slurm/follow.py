@@ -1,0 +1,57 @@
+"""action=run on a cluster: shows a submitted run until it ends, asking its router or files, and Slurm rarely."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from typing import Any, Final
+
+import msgspec
+
+from launch.errors import Exit, LaunchError
+from launch.progress import Progress, print_summary
+from launch.slurm.watch import RunWatch
+from stages import sharedfs
+from stages.layout import RunLayout
+
+LOOK_S: Final = 2.0
+ENDED: Final = frozenset({"completed", "failed", "cancelled"})
+
+
+class RunFailedError(LaunchError):
+    """The run has ended and will not go on by itself."""
+
+
+async def follow(watch: RunWatch, layout: RunLayout) -> int:
+    """Show progress until the run ends; returns its exit code. Ctrl-C leaves the jobs alone.
+
+    Raises:
+        RunFailedError: it failed; the first error is quoted.
+    """
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
+    status: dict[str, Any] = {}
+    with Progress(layout.root) as progress:
+        while status.get("state") not in ENDED:
+            status = await watch.status()
+            progress.update(status)
+            if stop.is_set():
+                progress.say(f"the jobs go on; `rollmill status {layout.root}` shows them, `rollmill cancel` ends them")
+                return Exit.INTERRUPTED
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await stop.wait()
+    return await asyncio.to_thread(_result, layout, status)
+
+
+def _result(layout: RunLayout, status: dict[str, Any]) -> int:
+    summary = status
+    with contextlib.suppress(FileNotFoundError):
+        summary = msgspec.json.decode(sharedfs.read_bytes(layout.summary))
+        print_summary(summary, layout.root)
+    if status["state"] == "failed":
+        raise RunFailedError(
+            f"{layout.root}: {summary.get('stuck') or 'the run failed; `rollmill logs` has what it said'}"
+        )
+    return Exit.DONE if status["state"] == "completed" else Exit.INTERRUPTED

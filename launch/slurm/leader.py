@@ -1,0 +1,174 @@
+"""The batch process of a job: starts the job's steps, passes signals on to them, and says how the run goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from conf.load import load_config
+from launch.drive import TOLD_BY_SLURM
+from launch.errors import Exit
+from launch.slurm.continuing import Continuing
+from launch.slurm.run_over import run_is_over
+from launch.slurm.sruns import Steps, parse_steps
+from stages import control, manifest, sharedfs
+from stages.errors import ManifestError
+from stages.layout import RunLayout
+
+HAND_OVER_S: Final = 45.0
+"""What the steps are given to end in order: a worker's drain and a supervisor's patience with it."""
+RESERVE_S: Final = 10.0
+"""Kept of the time before the limit for ending the steps and for the call that lets the run go on."""
+
+
+def lead(run_dir: str, job: str, signal_s: int) -> int:
+    """Run a job of the run; returns its exit code. The steps' command lines come on standard input.
+
+    Args:
+        run_dir: the run directory.
+        job: which job this is, as the record of submissions names it.
+        signal_s: seconds between Slurm's USR2 and its kill.
+    """
+    return asyncio.run(Leader(RunLayout(Path(run_dir)), job, sys.stdin.read(), signal_s).run())
+
+
+class Leader:
+    """One start of one job."""
+
+    def __init__(self, layout: RunLayout, job: str, lines: str, signal_s: int) -> None:
+        self._layout, self._job, self._lines, self._signal_s = layout, job, lines, signal_s
+        self._config = load_config(layout.root)
+        self._told, self._ended = asyncio.Event(), asyncio.Event()
+        self._continuing = Continuing(self._config, layout, job)
+        self._steps = Steps({})
+        self._attempt = 0
+
+    async def run(self) -> int:
+        """From the start of the steps to the job's exit code."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGUSR2, self._told.set)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._ended.set)
+        missing = self._continuing.missing_components()
+        if missing:
+            return await self._continuing.submit_again(missing)
+        leads_run = self._continuing.leads_run
+        if leads_run:
+            await self._continuing.end_rivals()
+        self._attempt = await asyncio.to_thread(_attempt, self._layout, begin=leads_run)
+        self._steps = Steps(parse_steps(self._lines, self._attempt))
+        _say(f"job {self._job}, attempt {self._attempt}: {', '.join(self._steps.names)}")
+        await self._steps.start(self._attempt)
+        try:
+            return await (self._lead_run() if leads_run else self._follow_run())
+        finally:
+            await self._steps.end(HAND_OVER_S)
+
+    # -- the job that holds the router --------------------------------------------------------------------------------
+
+    async def _lead_run(self) -> int:
+        """Until the driver has ended; then the others end, and the run goes on or is over."""
+        broken = await self._until_told()
+        if not self._ended.is_set() and not self._steps.over("control"):
+            await self._hand_over()
+        code = await self._steps.wait("control", HAND_OVER_S)
+        await self._steps.end(HAND_OVER_S)
+        if self._ended.is_set():
+            return 128 + signal.SIGTERM
+        if code == Exit.REQUEUED and broken:
+            return await self._continuing.submit_again(broken)
+        if code == Exit.REQUEUED and (self._told.is_set() or await self._steps_were_told()):
+            return await self._continuing.go_on()
+        return await self._continuing.finish(code)
+
+    async def _until_told(self) -> str:
+        """Return when the driver has ended, or when it has to; says what of a heterogeneous job Slurm took away."""
+        while not self._steps.over("control"):
+            gone = await self._steps.next_end(self._told, self._ended)
+            if self._told.is_set() or self._ended.is_set():
+                return ""
+            if gone is None or gone == "control":
+                continue
+            broken = await self._continuing.lost_component(gone)
+            if broken:  # half of a heterogeneous job is no job: all of it is asked for again
+                _say(broken)
+                return broken
+            if self._steps.code(gone) == Exit.REQUEUED:  # a signal went to the steps alone
+                self._told.set()
+            else:
+                self._tell_driver(gone)
+        return ""
+
+    async def _hand_over(self) -> None:
+        """Drain: workers finish or checkpoint their turns, the driver ends when nothing is leased any more."""
+        left_s = await self._continuing.seconds_left()
+        left_s = self._signal_s if left_s is None else min(left_s, self._signal_s)
+        _say(f"told to end within {left_s:.0f} s: draining")
+        until = time.monotonic() + max(left_s - RESERVE_S, left_s / 3)
+        self._steps.drain()
+        while not self._steps.over("control") and not self._ended.is_set():
+            left = until - time.monotonic()
+            if left <= 0:
+                _say("the drain takes longer than there is time: ending the steps now")
+                self._steps.terminate("control")
+                return
+            await self._steps.next_end(self._ended, timeout_s=left)
+
+    async def _steps_were_told(self) -> bool:
+        """Whether Slurm's signal went to the steps alone (`scancel --signal=USR2`)."""
+        return await asyncio.to_thread(control.message, self._layout, "drain") == TOLD_BY_SLURM
+
+    def _tell_driver(self, gone: str) -> None:
+        words = self._steps.last_words(gone, self._layout, self._attempt)
+        message = f"component {gone} ended with exit code {self._steps.code(gone)}: {words}"
+        _say(message)
+        try:
+            control.request(self._layout.root, "fail", message)
+        except ManifestError as error:
+            _say(str(error))
+            self._steps.terminate("control")
+
+    # -- a job of workers or engines alone ----------------------------------------------------------------------------
+
+    async def _follow_run(self) -> int:
+        """Until the run is over elsewhere, or this job's time is."""
+        watching = asyncio.create_task(run_is_over(self._config, self._layout), name="run over")
+        over = asyncio.Event()
+        watching.add_done_callback(lambda _: over.set())
+        try:
+            gone = await self._steps.next_end(self._told, self._ended, over)
+        finally:
+            watching.cancel()
+        if self._ended.is_set():
+            return 128 + signal.SIGTERM
+        if over.is_set() and not watching.cancelled():
+            _say(watching.result())
+            return Exit.DONE
+        if self._told.is_set() or (gone is not None and self._steps.code(gone) == Exit.REQUEUED):
+            left_s = await self._continuing.seconds_left()
+            _say("told to end soon: handing over")
+            await self._steps.end(max(5.0, (self._signal_s if left_s is None else left_s) - RESERVE_S))
+            return await self._continuing.go_on()
+        if gone is not None and not self._continuing.is_added:
+            self._tell_driver(gone)
+        return self._steps.code(self._steps.names[0]) or Exit.FAILED
+
+
+def _attempt(layout: RunLayout, *, begin: bool) -> int:
+    """The run's attempt: the newest, or a new one where the router has been in that; its log directory is there."""
+    if begin:
+        control.clear(layout, ("drain", "fail"))
+    attempt = manifest.last_attempt(layout)
+    if begin and any(layout.attempt_logs(attempt).glob("control-*")):
+        attempt = manifest.begin_attempt(layout)
+    sharedfs.make_dirs(layout.attempt_logs(attempt))  # srun cannot start a task whose log it cannot open
+    return attempt
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"rollmill leader: {time.strftime('%H:%M:%S')} {text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,196 @@
+"""Submits a run: its placement's jobs by submitit, each noted down; one that exists is carried on or refused."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from conf.schema import Config
+from launch.errors import Exit, LaunchError
+from launch.opening import check_parts, furnish, open_run, show_finished
+from launch.slurm import executor, record, render
+from launch.slurm.checks import check
+from launch.slurm.errors import SubmissionError
+from launch.slurm.findings import refuse
+from launch.slurm.places import places
+from launch.slurm.record import Submission
+from launch.slurm.shapes import Job, SlurmPlacement, jobs_of
+from stages import manifest
+from stages.layout import RunLayout
+
+_NODE_FAILURE: Final = re.compile(r"Node failure on ([\w.-]+)")
+
+
+class TooManySubmissionsError(LaunchError):
+    """The run has submitted as many jobs within an hour as it may."""
+
+
+async def submit_run(config: Config) -> int:
+    """Submit a run, or carry one on, or say that it runs or has ended; returns the exit code."""
+    layout = RunLayout(config.run_path)
+    await check_parts(config)
+    opened = await open_run(config, layout)
+    if opened.state == "finished":
+        return show_finished(layout)
+    submissions = await asyncio.to_thread(record.read, layout)
+    if submissions:
+        from launch.slurm.standing import end_halves, live_jobs
+
+        live = await live_jobs(config, submissions)
+        if live and not await end_halves(config, submissions, live):
+            names = ", ".join(f"{job.job_id} ({job.state})" for job in live)
+            sys.stdout.write(f"{layout.root}: goes on already as job {names}; `rollmill status` shows it\n")
+            return await _end(config, layout)
+    await asyncio.to_thread(furnish, layout)
+    reason = "resume" if submissions else "launch"
+    made = await asyncio.to_thread(place, config, layout, opened.manifest.run_id, reason)
+    _show(layout, made)
+    return await _end(config, layout)
+
+
+async def _end(config: Config, layout: RunLayout) -> int:
+    """action=submit returns at once, action=run when the run has ended."""
+    if config.action != "run":
+        return Exit.DONE
+    from launch.slurm.follow import follow
+    from launch.slurm.watch import RunWatch
+
+    return await follow(RunWatch(config, layout), layout)
+
+
+def place(config: Config, layout: RunLayout, run_id: str, reason: str) -> list[Submission]:
+    """Submit the jobs of the configured placement; `auto` takes het, else linked. Blocking.
+
+    Raises:
+        ShapeError: the configuration asks for something that cannot be.
+        SubmissionError: Slurm refused, or was not reached.
+        TooManySubmissionsError: the run's bound an hour.
+    """
+    name = config.placement.name
+    if name != "auto":
+        return _submit_all(config, layout, run_id, name, reason)  # type: ignore[arg-type]
+    nodes = sum(job.nodes for job in jobs_of(config, "het"))
+    if nodes > config.cluster.het_max_nodes or not config.cluster.het_max_pending_s:
+        return _submit_all(config, layout, run_id, "linked", reason)
+    try:
+        made = _submit_all(config, layout, run_id, "het", reason)
+    except SubmissionError as error:
+        if not error.refused:
+            raise
+        sys.stderr.write(f"rollmill: no heterogeneous job here, so linked jobs: {error}\n")
+        return _submit_all(config, layout, run_id, "linked", reason)
+    return [*made, _submit_fallback(config, layout, run_id)]
+
+
+def _submit_fallback(config: Config, layout: RunLayout, run_id: str) -> Submission:
+    """The router's linked job, held back: where it starts first, the heterogeneous job has waited too long.
+
+    So the change of placement needs nobody who waits and watches.
+    """
+    control = jobs_of(config, "linked")[0]
+    later = f"--begin=now+{round(config.cluster.het_max_pending_s)}"
+    return submit_job(config, layout, run_id, control, "linked", "fallback", options=[later])
+
+
+def submit_rest(config: Config, layout: RunLayout, run_id: str) -> list[Submission]:
+    """The linked jobs beside the router's, when that has started as the fallback."""
+    return [submit_job(config, layout, run_id, job, "linked", "fallback") for job in jobs_of(config, "linked")[1:]]
+
+
+def _submit_all(
+    config: Config, layout: RunLayout, run_id: str, placement: SlurmPlacement, reason: str
+) -> list[Submission]:
+    jobs = jobs_of(config, placement)
+    # Only what needs no question to Slurm: what the site cannot give, sbatch itself refuses in a moment.
+    for warning in refuse(check(config, jobs, None, places(config))):
+        sys.stderr.write(f"rollmill: {warning}\n")
+    return [submit_job(config, layout, run_id, job, placement, reason) for job in jobs]
+
+
+def submit_job(
+    config: Config,
+    layout: RunLayout,
+    run_id: str,
+    job: Job,
+    placement: SlurmPlacement,
+    reason: str,
+    *,
+    options: Sequence[str] = (),
+    workers: int = 0,
+    first: int = 1,
+) -> Submission:
+    """Submit one job and note it down. Blocking.
+
+    Raises:
+        SubmissionError: Slurm refused, or was not reached.
+        TooManySubmissionsError: the run's bound an hour.
+    """
+    from launch.slurm.leader import lead
+
+    cluster = config.cluster
+    _check_rate(layout, cluster.max_submissions_per_hour)
+    exclude = list(dict.fromkeys([*cluster.exclude, *failed_nodes(layout)]))
+    adapted = replace(config, cluster=replace(cluster, extra_sbatch=[*cluster.extra_sbatch, *options], exclude=exclude))
+    name = render.job_name(run_id, job, secrets.token_hex(2))
+    done = executor.submit(
+        job, adapted, run_id=run_id, name=name, function=lead, args=(str(layout.root), job.name, job.signal_s)
+    )
+    submission = Submission(
+        name=name,
+        job=job.name,
+        job_id=done.job_id,
+        placement=placement,
+        components=[component.name for component in job.components],
+        clusters=[done.cluster] if done.cluster else list(cluster.clusters),
+        submitted_at=time.time(),
+        script=layout.relative(done.script),
+        reason=reason,
+        first=first,
+        workers=workers,
+        control=any(step.name == "control" for step in job.steps),
+    )
+    record.add(layout, submission)
+    return submission
+
+
+def _check_rate(layout: RunLayout, most: int) -> None:
+    lately = record.in_last_hour(record.read(layout))
+    if lately >= most:
+        raise TooManySubmissionsError(
+            f"{layout.root}: {lately} jobs were submitted within an hour, as many as "
+            f"cluster.max_submissions_per_hour={most} allows; wait, or start a run with a higher bound"
+        )
+
+
+def failed_nodes(layout: RunLayout) -> list[str]:
+    """Nodes that failed under this run, as its batch output tells: its next submission asks for others."""
+    found: dict[str, None] = {}
+    for output in sorted(Path(layout.slurm).glob("*.out")):
+        found.update(dict.fromkeys(_NODE_FAILURE.findall(output.read_text(errors="replace"))))
+    return list(found)
+
+
+def run_id_of(layout: RunLayout) -> str:
+    """The id of the run in this directory.
+
+    Raises:
+        LaunchError: there is none.
+    """
+    found = manifest.read(layout)
+    if found is None:
+        raise LaunchError(f"{layout.root} is no run directory: it has no manifest.json")
+    return found.run_id
+
+
+def _show(layout: RunLayout, made: Sequence[Submission]) -> None:
+    for one in made:
+        parts = "+".join(one.components)
+        sys.stdout.write(f"{layout.root}: {one.job} ({parts}) is job {one.job_id}; script {one.script}\n")
+    sys.stdout.write(f"{layout.root}: `rollmill status` and `rollmill logs` with this directory show it\n")

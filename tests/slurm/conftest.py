@@ -1,0 +1,47 @@
+"""The Slurm tier: one real cluster for all its tests, started by the first that asks for it and always taken down."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator
+
+import pytest
+
+from tests.support.cluster import Cluster, ClusterError, ClusterSpec
+
+RATE_LIMIT_VARIABLE = "ROLLMILL_TEST_SLURM_RATE_LIMIT"
+"""`rl_bucket_size=40,rl_refill_rate=4` runs the tier on a controller that refuses a user's calls beyond that."""
+_running: list[Cluster] = []
+
+
+@pytest.fixture(scope="session")
+def shared_cluster() -> Iterator[Cluster]:
+    """Five cpu nodes and two gpu nodes, with accounting."""
+    try:
+        cluster = Cluster(ClusterSpec(rate_limit=os.environ.get(RATE_LIMIT_VARIABLE, "")))
+        cluster.up()
+    except ClusterError as error:
+        pytest.fail(str(error), pytrace=False)
+    _running.append(cluster)
+    try:
+        yield cluster
+    finally:
+        _running.remove(cluster)
+        cluster.down()
+
+
+@pytest.fixture
+def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
+    """The tier's cluster, without jobs and with all nodes idle; what the test left is ended afterwards."""
+    shared_cluster.settle()
+    yield shared_cluster
+    shared_cluster.settle()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show the daemons' last lines with a failure."""
+    report = yield
+    if report.failed and report.when == "call":
+        report.sections += [("Slurm's logs", cluster.tails()) for cluster in _running]
+    return report

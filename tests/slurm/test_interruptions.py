@@ -1,0 +1,82 @@
+"""What Slurm does to jobs in mid-run: requeue, signals, preemption, limits, lost nodes. Every rollout exactly once."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.slurm.jobs import ClusterRun, wasted_tokens
+from tests.support import runs
+from tests.support.cluster import Cluster
+from tests.support.waiting import poll
+
+LONG = 160
+"""Groups of a run that is still going when something happens to it."""
+
+
+def carried_on(run: ClusterRun, attempts: int = 2) -> None:
+    """The run came to its end in a later attempt, with nothing lost or doubled."""
+    run.await_state("completed")
+    run.exactly_once()
+    assert runs.summary(run.place)["attempt"] >= attempts
+    assert (run.layout.attempt_logs(attempts)).is_dir()
+    run.gone()
+
+
+@pytest.mark.parametrize("placement", ["het", "linked"])
+def test_scontrol_requeue(cluster: Cluster, placement: str) -> None:
+    run = ClusterRun(cluster, f"requeue-{placement}", f"placement={placement}", "checkpoint.turns=1", groups=LONG)
+    run.submit().await_rows(40)
+    cluster.run("root", ["scontrol", "requeue", run.job], check=True)
+    carried_on(run)
+
+
+@pytest.mark.parametrize("continue_by", ["requeue", "resubmit"])
+def test_usr2_to_the_batch_shell_drains_and_goes_on(cluster: Cluster, continue_by: str) -> None:
+    """As before a time limit: what was sampled before the drain is not sampled again."""
+    run = ClusterRun(cluster, f"usr2-{continue_by}", "placement=het", f"cluster.continue_by={continue_by}", groups=LONG)
+    run.submit().await_rows(40)
+    first = run.job
+    cluster.run("alice", ["scancel", "--signal=USR2", "--batch", first], check=True)
+    carried_on(run)
+    assert wasted_tokens(run) == 0
+    assert (run.job == first) == (continue_by == "requeue")
+
+
+def test_usr2_to_the_steps_alone_drains_and_goes_on(cluster: Cluster) -> None:
+    run = ClusterRun(cluster, "usr2-steps", "placement=het", "checkpoint.turns=1", groups=LONG)
+    run.submit().await_rows(40)
+    cluster.run("alice", ["scancel", "--signal=USR2", run.job], check=True)
+    carried_on(run)
+
+
+def test_preemption_by_a_higher_partition(cluster: Cluster) -> None:
+    run = ClusterRun(
+        cluster, "preempted", "placement=het", "cluster.partition=preempt", "checkpoint.turns=1", groups=LONG
+    )
+    run.submit().await_rows(40)
+    nodes = sorted({member["node"] for member in runs.members(run.place)})
+    thief = cluster.submit("bob", "#!/bin/bash\nsleep 1\n", "-phigh", f"-w{nodes[0]}", "--exclusive")
+    poll(lambda: cluster.states(thief).get(thief) == "COMPLETED", "the higher job ran", 90, 0.3)
+    carried_on(run)
+
+
+def test_a_time_limit_shorter_than_the_work_is_normal(cluster: Cluster) -> None:
+    limits = [f"{part}.time_min=1" for part in ("pools.init", "pools.run", "pools.eval", "fleet")]
+    slow = ["pools.run.slots=2", "agent.max_turns=8"]
+    run = ClusterRun(cluster, "limit", "placement=het", *limits, *slow, groups=LONG * 3)
+    run.submit()
+    run.await_state("completed", timeout_s=400)
+    carried_on(run)
+    assert wasted_tokens(run) == 0
+
+
+@pytest.mark.parametrize("placement", ["het", "linked"])
+def test_a_node_is_lost(cluster: Cluster, placement: str) -> None:
+    run = ClusterRun(cluster, f"lost-{placement}", f"placement={placement}", "checkpoint.turns=1", groups=LONG)
+    run.submit().await_rows(20)
+    node = next(member["node"] for member in runs.members(run.place) if member["kind"] == "run")
+    cluster.kill_node(node)
+    cluster.await_node(node, "down*", timeout_s=60)
+    cluster.start_node(node)
+    run.await_state("completed", timeout_s=170)
+    run.exactly_once()

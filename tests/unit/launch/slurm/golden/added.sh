@@ -1,0 +1,21 @@
+#!/bin/bash
+#SBATCH --account=physics
+#SBATCH --comment=rm-20260101-120000-ab12
+#SBATCH --cpus-per-task=4
+#SBATCH --job-name=rollmill-rm-20260101-120000-ab12-run+2-0f0f
+#SBATCH --mem=2048M
+#SBATCH --no-kill
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --open-mode=append
+#SBATCH --output=/shared/alice/runs/one/slurm/%j.out
+#SBATCH --partition=preempt
+#SBATCH --requeue
+#SBATCH --signal=B:USR2@90
+#SBATCH --time=30
+
+umask 077
+export SUBMITIT_EXECUTOR=slurm
+exec /shared/rollmill/.venv/bin/python -P -u -m launch.slurm.entry /shared/alice/runs/one/slurm/rollmill-rm-20260101-120000-ab12-run+2-0f0f.pkl <<'STEPS'
+srun --nodes=2 --ntasks=2 --cpus-per-task=4 --mpi=none --kill-on-bad-exit=0 --wait=0 --no-kill --unbuffered --open-mode=append --output=/shared/alice/runs/one/logs/attempt_$ROLLMILL_ATTEMPT/run+2-node%n.log /shared/rollmill/.venv/bin/python -P -u -m launch.slurm.step /shared/alice/runs/one run+2 run=2,5-7
+STEPS

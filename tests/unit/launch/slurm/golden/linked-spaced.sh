@@ -1,0 +1,17 @@
+#!/bin/bash
+#SBATCH --comment=rm-20260101-120000-ab12
+#SBATCH --cpus-per-task=1
+#SBATCH --job-name=rollmill-rm-20260101-120000-ab12-control-0f0f
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --open-mode=append
+#SBATCH --output='/shared/alice b/one run/slurm/%j.out'
+#SBATCH --partition=cpu
+#SBATCH --requeue
+#SBATCH --signal=B:USR2@90
+
+umask 077
+export SUBMITIT_EXECUTOR=slurm
+exec /shared/rollmill/.venv/bin/python -P -u -m launch.slurm.entry '/shared/alice b/one run/slurm'/rollmill-rm-20260101-120000-ab12-control-0f0f.pkl <<'STEPS'
+srun --nodes=1 --ntasks=1 --cpus-per-task=1 --mpi=none --kill-on-bad-exit=0 --wait=0 --unbuffered --open-mode=append '--output=/shared/alice b/one run/logs/attempt_$ROLLMILL_ATTEMPT/control-node%n.log' /shared/rollmill/.venv/bin/python -P -u -m launch.slurm.step '/shared/alice b/one run' control router=1,1-1
+STEPS
