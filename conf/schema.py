@@ -163,8 +163,8 @@ class Admission:
 class Checkpoint:
     """Saving a rollout in the middle."""
 
-    turns: CountOrZero = 0
-    """A checkpoint every so many turns; 0: at a drain only."""
+    turns: CountOrZero | None = None
+    """A checkpoint every so many turns; 0: at a drain only; null: 1 where Slurm may preempt the RUN pool, else 0."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -187,7 +187,7 @@ async def run(context: Context) -> None:
         hand = RunHand(
             task, agent, wiring.limits(config), Policy(chat, identity, config.sampling.logprobs),
             backend=backend, store=store, engine=engine, link=link, segments=segments,
-            saving=Saving(context.layout, scratch, config.checkpoint.turns, config.fs.visibility_s),
+            saving=Saving(context.layout, scratch, config.checkpoint.turns or 0, config.fs.visibility_s),
         )  # fmt: skip
         await _work(context, hand, link, "run", config.pools.run.slots)
 

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Sets up .venv and what the sandbox needs; safe to run again. Called by the Makefile from the repository's root.
+# Sets up .venv and what the sandbox needs, with `test` also the Slurm that the tests run; safe to run again.
+# Called by the Makefile from the repository's root.
 # As root on Debian it installs missing system packages itself; anybody else is told what is missing and how to get it.
 set -eu
 
@@ -19,6 +20,13 @@ command -v unshare >/dev/null 2>&1 || packages="$packages util-linux"
 if ! command -v uv >/dev/null 2>&1 && [ ! -x .venv/bin/uv ]; then
     # uv comes from the package index by pip, into the environment itself: that needs the standard venv module.
     [ -n "$python" ] && "$python" -c 'import ensurepip, venv' 2>/dev/null || packages="$packages python3-venv"
+fi
+# need PROGRAM PACKAGE: daemons are not on an ordinary user's PATH.
+need() { PATH="$PATH:/usr/sbin:/sbin" command -v "$1" >/dev/null 2>&1 || packages="$packages $2"; }
+if [ "${1:-}" = test ]; then
+    need munged munge; need slurmctld slurmctld; need slurmd slurmd; need srun slurm-client
+    need slurmdbd "slurmdbd slurm-wlm-mysql-plugin"; need mariadbd "mariadb-server-core mariadb-client-core"
+    need useradd passwd
 fi
 if [ -n "$packages" ]; then
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then

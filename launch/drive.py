@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final
@@ -131,14 +132,20 @@ class Driver:
             raise KeyboardInterrupt
         summary = self._leave_summary("completed")
         print_summary(summary, self._layout.root)
-        return Exit.DONE if summary["state"] == "completed" else Exit.FAILED
+        if summary["state"] == "completed":
+            return Exit.DONE
+        sys.stderr.write(f"rollmill: {summary['error']}\n")
+        return Exit.FAILED
 
     def _leave_summary(self, state: str, error: str | None = None) -> dict[str, Any]:
         """Write report/summary.json; a run none of whose rollouts completed has failed."""
         status, wall_s = self._status or read_status(self._layout), time.monotonic() - self._began
         rollouts = status["rollouts"]
         if state == "completed" and rollouts["accepted"] and not rollouts["completed"]:
-            state = "failed"
+            state, error = (
+                "failed",
+                f"none of {rollouts['accepted']} rollouts completed; {_first_failure(self._layout)}",
+            )
         work_s = max(1e-9, status.get("work_s", wall_s))
         summary = {
             **status, "state": state, "members": [], "slurm": {}, "stuck": None, "error": error,
@@ -227,6 +234,14 @@ def _sweep(config: Config, layout: RunLayout) -> None:
     """Take away what processes that were killed here could not: nothing of theirs is left on disk or node."""
     leftovers.sweep(layout, StoreLayout(config.store_path))
     sweep(node_scratch(config))
+
+
+def _first_failure(layout: RunLayout) -> str:
+    try:
+        first = msgspec.json.decode(sharedfs.read_bytes(layout.failures).partition(b"\n")[0])
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return "failures.jsonl has none"
+    return f"the first failed by {first.get('class')}: {first.get('message')}"
 
 
 def _waits_for(status: dict[str, Any]) -> str:

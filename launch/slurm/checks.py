@@ -141,7 +141,7 @@ def _paths(config: Config, places: Sequence[Place]) -> Iterator[Finding]:
 
 
 def _inherited(job: Job) -> Iterator[Finding]:
-    """Memory, account and qos that sbatch hands on to later components that do not say their own (seen on 22.05)."""
+    """Memory, account and qos that sbatch hands on to later components that do not say their own (22.05, 24.11)."""
     for attribute, key in (("mem_mib", "mem_gib"), ("account", "account"), ("qos", "qos")):
         said: Component | None = None
         for component in job.components:

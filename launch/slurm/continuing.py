@@ -62,7 +62,7 @@ class Continuing:
         if mine:
             return mine[-1]
         name = self._config.placement.name
-        placement = {"het": "het", "all": "colocated"}.get(self._job, "linked") if name == "auto" else name
+        placement = {"het": "het", "colocated": "colocated"}.get(self._job, "linked") if name == "auto" else name
         jobs = [job for job in jobs_of(self._config, placement) if job.name == self._job]  # type: ignore[arg-type]
         note = Submission(
             name=os.environ.get("SLURM_JOB_NAME", self._job_id),

@@ -25,7 +25,10 @@ def main(argv: list[str]) -> int:
     """Call what the pickle holds; returns the exit code: the function's own, where it returns a number."""
     path = Path(argv[0])
     os.umask(0o077)
-    job_id = os.environ["SLURM_JOB_ID"]
+    job_id = os.environ.get("SLURM_JOB_ID")
+    if job_id is None:
+        sys.stderr.write("rollmill: this is what a batch script becomes; submit the script with sbatch\n")
+        return Exit.WRONG
     os.environ["SUBMITIT_FOLDER"] = str(path.parent)
     result = path.parent / f"{job_id}_0_result.pkl"
     sharedfs.unlink(result)

@@ -35,6 +35,8 @@ async def follow(watch: RunWatch, layout: RunLayout) -> int:
     with Progress(layout.root) as progress:
         while status.get("state") not in ENDED:
             status = await watch.status()
+            if (state := await asyncio.to_thread(_left, layout)) in ENDED:
+                status = {**status, "state": state}
             progress.update(status)
             if stop.is_set():
                 progress.say(f"the jobs go on; `rollmill status {layout.root}` shows them, `rollmill cancel` ends them")
@@ -43,6 +45,13 @@ async def follow(watch: RunWatch, layout: RunLayout) -> int:
                 async with asyncio.timeout(LOOK_S):
                     await stop.wait()
     return await asyncio.to_thread(_result, layout, status)
+
+
+def _left(layout: RunLayout) -> str:
+    """The state of the summary that the driver left; empty where there is none."""
+    with contextlib.suppress(FileNotFoundError):
+        return str(msgspec.json.decode(sharedfs.read_bytes(layout.summary)).get("state", ""))
+    return ""
 
 
 def _result(layout: RunLayout, status: dict[str, Any]) -> int:

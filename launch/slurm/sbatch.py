@@ -18,14 +18,22 @@ from typing import Final
 from launch.slurm import render
 from launch.slurm.errors import SubmissionError
 
-SBATCH_TIMEOUT_S: Final = 120.0
+SBATCH_TIMEOUT_S: Final = 180.0
 """Longer than sbatch's own patience with a busy slurmctld (MessageTimeout, 10 s by default, and its retries)."""
 TEST_TIMEOUT_S: Final = 20.0
 TRIES: Final = 3
 RETRY_S: Final = 5.0
 
 _UNKNOWN = ("socket timed out", "zero bytes", "unexpected message", "not connected", "connection reset")
-_UNREACHED = ("unable to contact", "connection refused", "unable to establish", "no route to host", "network is")
+_UNREACHED = (
+    "unable to contact",
+    "connection refused",
+    "unable to establish",
+    "no route to host",
+    "network is",
+    "authentication",
+    "munge",
+)
 
 Run = Callable[[list[str], float], "subprocess.CompletedProcess[str]"]
 Find = Callable[[str], Sequence[str]]
@@ -104,8 +112,7 @@ class Sbatch:
             return None
         except FileNotFoundError as error:
             raise SubmissionError(
-                "sbatch is not on PATH: submit from a node that has Slurm's commands, or use placement=local",
-                refused=True,
+                "sbatch is not on PATH: submit from a node that has Slurm's commands, or use placement=local"
             ) from error
 
     def _ask_squeue(self, name: str) -> list[str]:

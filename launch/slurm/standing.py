@@ -8,32 +8,22 @@ from conf.schema import Config
 from launch.slurm import record
 from launch.slurm.client import open_client
 from launch.slurm.client.protocol import JobInfo
+from launch.slurm.client.verdict import half_dead
 from launch.slurm.record import Submission
 
 
 async def live_jobs(config: Config, submissions: Sequence[Submission]) -> list[JobInfo]:
-    """The jobs of the newest submissions that have not ended; one question to Slurm.
+    """The jobs of the newest submissions that have not ended, after halves of heterogeneous ones were ended.
+
+    One question to Slurm.
 
     Raises:
         SlurmError: it did not answer, so that nothing can be said.
     """
+    client = open_client(config.cluster.clusters)
     ids = [one.job_id for one in record.current(list(submissions))]
-    since = min(one.submitted_at for one in submissions)
-    return [job for job in await open_client(config.cluster.clusters).jobs(ids, since=since) if not job.state.ended]
-
-
-def halves(submissions: Sequence[Submission], live: Sequence[JobInfo]) -> list[str]:
-    """Leader ids of heterogeneous jobs of which some components live and some do not: they will never work again."""
-    return [
-        one.job_id
-        for one in record.current(list(submissions))
-        if len(one.components) > 1 and 0 < sum(job.leader_id == one.job_id for job in live) < len(one.components)
-    ]
-
-
-async def end_halves(config: Config, submissions: Sequence[Submission], live: Sequence[JobInfo]) -> bool:
-    """Cancel half-dead heterogeneous jobs; True where nothing else of the run lives."""
-    broken = halves(submissions, live)
-    if broken:
-        await open_client(config.cluster.clusters).cancel(broken)
-    return {job.leader_id for job in live} == set(broken)
+    jobs = await client.jobs(ids, since=min(one.submitted_at for one in submissions))
+    broken = half_dead(jobs)
+    if broken:  # it will never work again, and its nodes are taken meanwhile
+        await client.cancel(broken)
+    return [job for job in jobs if not job.state.ended and job.leader_id not in broken]

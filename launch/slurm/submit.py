@@ -17,6 +17,8 @@ from launch.errors import Exit, LaunchError
 from launch.opening import check_parts, furnish, open_run, show_finished
 from launch.slurm import executor, record, render
 from launch.slurm.checks import check
+from launch.slurm.client import open_client
+from launch.slurm.client.errors import SlurmError
 from launch.slurm.errors import SubmissionError
 from launch.slurm.findings import refuse
 from launch.slurm.places import places
@@ -36,16 +38,17 @@ async def submit_run(config: Config) -> int:
     """Submit a run, or carry one on, or say that it runs or has ended; returns the exit code."""
     layout = RunLayout(config.run_path)
     await check_parts(config)
+    config = await _with_checkpoints(config)
     opened = await open_run(config, layout)
     if opened.state == "finished":
         return show_finished(layout)
     submissions = await asyncio.to_thread(record.read, layout)
     if submissions:
-        from launch.slurm.standing import end_halves, live_jobs
+        from launch.slurm.standing import live_jobs
 
         live = await live_jobs(config, submissions)
-        if live and not await end_halves(config, submissions, live):
-            names = ", ".join(f"{job.job_id} ({job.state})" for job in live)
+        if live:
+            names = ", ".join(f"{job.job_id} ({job.state.value})" for job in live)
             sys.stdout.write(f"{layout.root}: goes on already as job {names}; `rollmill status` shows it\n")
             return await _end(config, layout)
     await asyncio.to_thread(furnish, layout)
@@ -53,6 +56,21 @@ async def submit_run(config: Config) -> int:
     made = await asyncio.to_thread(place, config, layout, opened.manifest.run_id, reason)
     _show(layout, made)
     return await _end(config, layout)
+
+
+async def _with_checkpoints(config: Config) -> Config:
+    """Every turn is checkpointed where the RUN pool may be preempted, unless the configuration says otherwise."""
+    if config.checkpoint.turns is not None:
+        return config
+    pool = config.pools.run
+    name = pool.partition or config.cluster.partition
+    try:
+        partitions = await open_client(config.cluster.clusters).partitions()
+    except SlurmError:
+        partitions = ()  # sbatch will say what is wrong
+    mine = [one for one in partitions if one.name == name or (name is None and one.default)]
+    turns = int(any(one.preempt_mode.upper() not in {"", "OFF"} for one in mine))
+    return replace(config, checkpoint=replace(config.checkpoint, turns=turns))
 
 
 async def _end(config: Config, layout: RunLayout) -> int:

@@ -15,7 +15,7 @@ _running: list[Cluster] = []
 
 
 @pytest.fixture(scope="session")
-def shared_cluster() -> Iterator[Cluster]:
+def shared_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """Five cpu nodes and two gpu nodes, with accounting."""
     try:
         cluster = Cluster(ClusterSpec(rate_limit=os.environ.get(RATE_LIMIT_VARIABLE, "")))
@@ -27,7 +27,7 @@ def shared_cluster() -> Iterator[Cluster]:
         yield cluster
     finally:
         _running.remove(cluster)
-        cluster.down()
+        cluster.down(clear=not request.session.testsfailed)
 
 
 @pytest.fixture

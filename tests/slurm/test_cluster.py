@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pwd
 import signal
 import subprocess
@@ -56,8 +57,7 @@ def test_a_job_runs_as_its_user_in_a_directory_of_the_users_own(cluster: Cluster
     assert who.read_text().split()[0] == "alice"
     assert who.stat().st_uid == pwd.getpwnam("alice").pw_uid
     assert cluster.share("alice").stat().st_mode & 0o777 == 0o700
-    states = poll(lambda: [*cluster.states(job).values()] == ["COMPLETED"] * 2 and cluster.states(job), "sacct knows")
-    assert set(states) == {job, f"{job}.batch"}
+    poll(lambda: cluster.states(job) == {job: "COMPLETED", f"{job}.batch": "COMPLETED"}, "sacct knows")
     assert cluster.ask("sacct", "-nXPj", job, "-o", "User,Account,Cluster") == "alice|physics|mill"
 
 
@@ -123,7 +123,7 @@ def test_time_limit_warns_the_batch_shell_alone(cluster: Cluster) -> None:
     # Slurm looks each 30 s, so that the warning comes up to 30 s early.
     job = cluster.submit("alice", STEPS, "-t1", "--signal=B:USR2@50")
     heard.ready(2)
-    poll(lambda: "USR2" in heard.of("batch"), "the warning", 30)
+    poll(lambda: "USR2" in heard.of("batch"), "the warning", 58)
     assert heard.of("step") == []
     assert "PreemptTime=2" not in cluster.ask("scontrol", "show", "job", job)
 
@@ -136,7 +136,7 @@ def test_lost_node_takes_the_het_job_along_and_it_is_requeued(cluster: Cluster) 
     cluster.kill_node("cpu2")
     assert len(cluster.job_processes()) < before
     assert heard.of("batch") == heard.of("step0") == []
-    cluster.await_node("cpu2", "down*", "down")
+    cluster.await_node("cpu2", "down*")
     assert "TERM" in poll(lambda: heard.of("batch"), "the batch shell hears of it", 30)
     cluster.await_state(job, "PENDING")
     cluster.start_node("cpu2")
@@ -177,6 +177,12 @@ def test_the_real_command_line_runs_as_an_ordinary_user(cluster: Cluster) -> Non
     assert writable == "False"
 
 
+def test_an_ordinary_user_is_told_that_it_needs_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    with pytest.raises(ClusterError, match=r"^test cluster: needs root.*; run the Slurm tests as root$"):
+        Cluster()
+
+
 def test_what_a_killed_session_left_is_ended_by_the_next(cluster: Cluster) -> None:
     script = """
 import os, pathlib, sys
@@ -192,3 +198,4 @@ os.kill(os.getpid(), 9)
     assert names >= {"munged", "slurmctld", "slurmd"}
     left.down()
     assert processes.of_cluster(left.places.conf) == {}
+    assert not root.exists()

@@ -45,7 +45,7 @@ def test_b19_a_run_that_fails_is_failed_everywhere(cluster: Cluster, placement: 
                      "fleet.urls=[http://127.0.0.1:9]", groups=4)  # fmt: skip
     ended = cluster.rollmill(run.user, *run._words, "action=run")
     assert ended.returncode == 1
-    assert "nothing has progressed" in ended.stderr.splitlines()[-1]
+    assert "none of 16 rollouts completed; the first failed by llm" in ended.stderr.splitlines()[-1]
     assert run.state() == "failed"
     run.await_slurm(run.job, "FAILED")
     run.gone()

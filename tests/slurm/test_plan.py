@@ -1,4 +1,4 @@
-"""Plans before a real Slurm: it accepts every golden script, estimates, refuses, and finds a submission that got lost."""
+"""Plans before a real Slurm: every golden script is accepted; estimates; submissions that are refused or get lost."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import msgspec
 
 from launch.slurm.client import fields, json_shapes, sacct, scontrol, squeue
 from launch.slurm.client.errors import SlurmError, SlurmRefused, SlurmUnavailable
-from launch.slurm.client.protocol import FairShare, JobInfo, JobUsage, SiteInfo
+from launch.slurm.client.protocol import FairShare, JobInfo, JobUsage, Partition, SiteInfo
 from launch.slurm.client.runner import CommandRunner, Output, Runner
 
 SCONTROL_JOBS: Final = 8
@@ -71,7 +71,7 @@ class CommandClient:
             failure = error
         missing = _missing(wanted, found)
         if missing:
-            older, asked = await self._older(missing, since, controller_answers=failure is None)
+            older, asked = await self._older(missing, since, failure)
             found += older
             if failure is not None and not asked:
                 raise failure
@@ -89,14 +89,14 @@ class CommandClient:
             return json_shapes.parse(out, ids=ids, name=name, user="" if user.isdigit() else user) if out else []
 
     async def _older(
-        self, ids: Sequence[str], since: float | None, *, controller_answers: bool
+        self, ids: Sequence[str], since: float | None, failure: SlurmError | None
     ) -> tuple[list[JobInfo], bool]:
-        """What sacct, else scontrol, says of these jobs, and whether either could be asked."""
+        """What sacct, else scontrol, says of these jobs, and whether either could be asked; `failure` is squeue's."""
         found: list[JobInfo] = []
         if self._accounts:
             try:
                 found = sacct.parse_jobs(await self._ask(sacct.arguments(ids, since, self._clusters)))
-                if not controller_answers:
+                if failure is not None:
                     found = [sacct.uncertain(job) for job in found]
                 return found, True
             except SlurmRefused as error:
@@ -104,6 +104,8 @@ class CommandClient:
             except SlurmUnavailable:
                 pass
         asked = False
+        if isinstance(failure, SlurmUnavailable) and not failure.no_command:
+            return found, asked  # scontrol would wait for the same controller
         for one in ids[:SCONTROL_JOBS]:
             for at in self._clusters or ("",):
                 argv = ["scontrol", *([f"--clusters={at}"] if at else []), "--oneliner", "show", "job", one]
@@ -146,6 +148,12 @@ class CommandClient:
         partitions = await self._ask(["scontrol", *where, "--oneliner", "--all", "show", "partition"])
         nodes = await self._ask(["sinfo", *where, "--noheader", "--all", "--Node", f"--format={scontrol.NODE_COLUMNS}"])
         return scontrol.site(config, partitions, nodes)
+
+    async def partitions(self) -> tuple[Partition, ...]:
+        """See SlurmClient.partitions; of several clusters those of the first."""
+        where = [f"--clusters={self._clusters[0]}"] if self._clusters else []
+        said = await self._ask(["scontrol", *where, "--oneliner", "--all", "show", "partition"])
+        return scontrol.parse_partitions(said, ())
 
     async def fair_share(self, user: str, account: str | None = None) -> FairShare | None:
         """See SlurmClient.fair_share; of several accounts and none named, the one with the best factor."""

@@ -21,12 +21,15 @@ class SlurmError(LaunchError):
 class SlurmUnavailable(SlurmError):
     """Nobody answered: no such command here, no controller, or no answer in time.
 
-    A call that was to change something may have taken effect where `may_have_happened` is true.
+    A call that was to change something may have taken effect where `may_have_happened` is true; `no_command` says that
+    the program itself is not there, so that another one may well get an answer.
     """
 
-    def __init__(self, message: str, *, command: str = "", may_have_happened: bool = False) -> None:
+    def __init__(
+        self, message: str, *, command: str = "", may_have_happened: bool = False, no_command: bool = False
+    ) -> None:
         super().__init__(message, command=command)
-        self.may_have_happened = may_have_happened
+        self.may_have_happened, self.no_command = may_have_happened, no_command
 
 
 class SlurmRefused(SlurmError):

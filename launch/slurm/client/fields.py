@@ -104,9 +104,14 @@ def gpus_in_gres(said: str | None) -> int:
 
 
 def wait_status(said: str | int | None) -> tuple[int, int]:
-    """(exit code, signal) of the wait status that squeue and its JSON of 22.05 print."""
+    """(exit code, signal) of a wait status, as squeue's JSON of 22.05 gives it."""
     status = said if isinstance(said, int) else number(said) or 0
     return status >> 8 & 0xFF, status & 0x7F
+
+
+def exit_column(said: str) -> tuple[int, int]:
+    """(exit code, signal) of squeue's column: a wait status in 22.05, "3:0" in 24.11."""
+    return exit_pair(said) if ":" in said else wait_status(said)
 
 
 def exit_pair(said: str | None) -> tuple[int, int]:

@@ -220,6 +220,10 @@ class SlurmClient(Protocol):
         """What the cluster is; three queries, so callers keep it."""
         ...
 
+    async def partitions(self) -> tuple[Partition, ...]:
+        """The partitions' rules alone, without their nodes' figures; one query."""
+        ...
+
     async def fair_share(self, user: str, account: str | None = None) -> FairShare | None:
         """How a user stands, or None where the site keeps no shares."""
         ...

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Final, TypeVar
 
 from launch.slurm.client import fields
 from launch.slurm.client.commands import CommandClient, current_user
 from launch.slurm.client.errors import SlurmRefused, SlurmUnavailable
-from launch.slurm.client.protocol import FairShare, JobInfo, JobUsage, SiteInfo
+from launch.slurm.client.protocol import FairShare, JobInfo, JobUsage, Partition, SiteInfo
 from launch.slurm.client.states import job_state
 
 USED: Final[dict[str, tuple[str, ...]]] = {
@@ -28,9 +28,10 @@ USED: Final[dict[str, tuple[str, ...]]] = {
         "cpus", "gpus", "submit_time", "eligible_time", "start_time", "end_time", "time_limit", "priority",
         "requeue_count", "exit_code", "exit_code_signal",
     ),
-    "RPCError": ("errno", "msg"),
+    "GPU": ("count",),
+    "RPCError": ("msg",),
 }  # fmt: skip
-"""Attributes of pyslurm 25.11's classes that this module touches."""
+"""Attributes of pyslurm's classes that this module touches; their names are those of version 25.11.2."""
 
 T = TypeVar("T")
 
@@ -80,6 +81,10 @@ class PyslurmClient:
             await self._commands.requeue(job_id)
             return
         await self._call("Job.requeue", self._pyslurm.Job(int(job_id)).requeue)
+
+    async def partitions(self) -> tuple[Partition, ...]:
+        """See SlurmClient.partitions."""
+        return (await self.site()).partitions
 
     async def site(self) -> SiteInfo:
         """See SlurmClient.site."""
@@ -143,6 +148,5 @@ def _whole(value: Any) -> int | None:
 
 
 def _gpus(found: Any) -> int:
-    """GPUs of a mapping from types to counts, or to records with a count."""
-    counts: Iterable[Any] = found.values() if hasattr(found, "values") else ()
-    return sum(value if isinstance(value, int) else int(getattr(value, "count", 0) or 0) for value in counts)
+    """GPUs of all types together."""
+    return sum(int(gpu.count or 0) for gpu in (found or {}).values())

@@ -79,8 +79,9 @@ class CommandRunner:
             )  # fmt: skip
         except (FileNotFoundError, PermissionError) as error:
             raise SlurmUnavailable(
-                f"{argv[0]} cannot be run here: {error.strerror}; put Slurm's commands on the PATH", command=argv[0]
-            ) from error
+                f"{argv[0]} cannot be run here: {error.strerror}; put Slurm's commands on the PATH",
+                command=argv[0], no_command=True,
+            ) from error  # fmt: skip
         try:
             out, err = await asyncio.wait_for(process.communicate(), self._timeout_s)
         except TimeoutError as error:

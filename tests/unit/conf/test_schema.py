@@ -252,7 +252,6 @@ def test_a_config_object_of_the_wrong_values_is_refused_too() -> None:
         ("fleet: {policy: round_robin}", "fleet.policy=round_robin is not built yet"),
         ("fleet: {name: vllm}", "fleet=vllm is not built yet"),
         ("compat: {prorl: true}", "compat.prorl=True is not built yet"),
-        ("placement: {name: het}", "placement=het is not built yet"),
     ],
 )
 def test_keys_of_later_versions_say_so(text: str, said: str) -> None:

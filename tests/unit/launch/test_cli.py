@@ -143,9 +143,8 @@ def test_a_users_package_is_found_beside_the_config_dir(
 
 BAD = [
     (["foo=1"], "foo is not a key"),
-    (["task=swe"], "task=swe is not built yet"),
+    (["task=stem"], "task=stem is not built yet"),
     (["workflow=serve"], "workflow=serve is not built yet"),
-    (["placement=het"], "placement=het is not built yet"),
     (["fleet=vllm"], "fleet=vllm is not built yet"),
     (["fleet.name=vllm"], "fleet=vllm is not built yet"),
     (["checkpoint.turns=-1"], "checkpoint.turns got -1"),
@@ -167,7 +166,7 @@ BAD = [
     (["top"], "rollmill top is not built yet"),
     (["doctor"], "rollmill doctor is not built yet"),
     (["resume", "x"], "x is not a directory"),
-    (["scale", "x", "pools.run=+4"], "rollmill scale is not built yet"),
+    (["scale", "x", "pools.run"], "got 'pools.run'; wanted pools.{init,run,eval}=+N"),
     (["report"], "rollmill report is not built yet"),
     (["images", "prune"], "invalid choice: 'prune'"),
     (["images", "import", "one"], "import takes NAME and SOURCE"),

@@ -19,14 +19,16 @@ POOLS = [
     "cluster.partition=cpu", "cluster.account=physics",
     "control.mem_gib=0.5",
     "pools.init.workers=2", "pools.init.mem_gib=0.25", "pools.init.time_min=30",
-    "pools.run.nodes=2", "pools.run.workers=2", "pools.run.cpus_per_task=2", "pools.run.mem_gib=1", "pools.run.time_min=30",
+    "pools.run.nodes=2", "pools.run.workers=2", "pools.run.cpus_per_task=2", "pools.run.mem_gib=1",
+    "pools.run.time_min=30",
     "pools.eval.mem_gib=0.3", "pools.eval.time_min=30",
     "fleet.nodes=2", "fleet.replicas=3", "fleet.gpus_per_replica=1", "fleet.mem_gib=1", "fleet.partition=gpu",
     "fleet.time_min=30",
 ]  # fmt: skip
 SITE = [
     "cluster.constraint=cpu", "cluster.exclude=[cpu4,cpu5]", "cluster.nice=5", "cluster.continue_by=none",
-    "cluster.setup=['module purge','module load cuda/12']", "cluster.extra_sbatch=['--mail-type=END','--hint=nomultithread']",
+    "cluster.setup=['module purge','module load cuda/12']",
+    "cluster.extra_sbatch=['--mail-type=END','--hint=nomultithread']",
 ]  # fmt: skip
 
 
@@ -41,7 +43,7 @@ def golden_jobs() -> dict[str, tuple[Config, Job]]:
     plain, site, external = make(*POOLS), make(*POOLS, *SITE), make("fleet=external", "fleet.urls=[http://gpu:8000]")
     spaced = make("cluster.partition=cpu", run_dir="/shared/alice b/one run")
     linked = jobs_of(plain, "linked")
-    colocated = make(*POOLS, "fleet.partition=null", "cluster.partition=gpu")
+    colocated = make(*POOLS, "fleet.partition=null", "cluster.partition=gpu", "pools.run.workers=1")
     found: dict[str, Sequence[tuple[Config, Job]]] = {
         "het": [(plain, jobs_of(plain, "het")[0])],
         "het-defaults": [(make(), jobs_of(make(), "het")[0])],

@@ -111,7 +111,7 @@ def test_nodes_out_of_service_are_worth_a_warning_only() -> None:
     [("mem_gib", "control", "pools.init"), ("qos", "pools.run", "pools.eval"), ("account", "pools.eval", "fleet")],
 )
 def test_what_sbatch_hands_on_to_a_later_component_must_be_said(key: str, said: str, silent: str) -> None:
-    """Slurm 22.05 gives --mem, --qos and --account of one component to the later ones without their own."""
+    """Slurm gives --mem, --qos and --account of one component to the later ones without their own."""
     config = make(f"{said}.{key}=4")
     message = only(found(config, "het"), fatal=True)
     assert message.startswith(f"{silent}.{key} is null after {said}.{key}") and "placement=linked" in message

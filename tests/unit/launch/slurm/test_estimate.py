@@ -33,7 +33,7 @@ def test_a_start_is_seconds_from_now(said: str, in_s: int, nodes: str) -> None:
     ("code", "said", "problem"),
     [
         (1, NO, "allocation failure: Requested node configuration is not available"),
-        (1, "sbatch: error: invalid partition specified: x\nallocation failure: Invalid", "invalid partition specified: x"),
+        (1, "sbatch: error: invalid partition: x\nallocation failure: Invalid", "invalid partition: x"),
         (1, "", "sbatch --test-only ended with code 1"),
         (0, "sbatch: lua: welcome\n", "lua: welcome"),
     ],

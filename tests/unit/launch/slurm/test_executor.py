@@ -103,8 +103,8 @@ def test_a_refusal_is_one_line_with_slurms_own_words_and_is_not_tried_again(made
 
 
 def test_the_errors_first_line_counts_also_behind_other_words() -> None:
-    said = "sbatch: lua: welcome\nsbatch: error: invalid partition specified: x\nsbatch: error: Batch job submission failed"
-    assert sbatch.first_error(said) == "invalid partition specified: x"
+    said = "sbatch: lua: welcome\nsbatch: error: invalid partition: x\nsbatch: error: Batch job submission failed"
+    assert sbatch.first_error(said) == "invalid partition: x"
     assert sbatch.first_error("allocation failure: Invalid qos\n") == "allocation failure: Invalid qos"
     assert sbatch.first_error("\n") == ""
 

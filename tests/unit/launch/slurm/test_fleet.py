@@ -34,7 +34,8 @@ def text(server: Server) -> str:
 def start(config: Config, number: int, visible: str) -> Server:
     part = part_of(config, number)
     return vllm_server(
-        config, part, python="/shared/vllm/bin/python", host=f"10.0.0.{part.rank + 1}", port=40001, visible=visible, api_key="KEY",
+        config, part, python="/shared/vllm/bin/python", host=f"10.0.0.{part.rank + 1}", port=40001,
+        visible=visible, api_key="KEY",
         master=master_of(["10.0.0.1", "10.0.0.2"], part) if part.of > 1 else None, master_port=29500,
     )  # fmt: skip
 

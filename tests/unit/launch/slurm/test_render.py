@@ -114,7 +114,8 @@ def test_added_workers_go_on_counting_and_fill_nodes_as_the_pool_does() -> None:
 def test_submitting_from_inside_a_job_takes_nothing_of_it_along() -> None:
     inherited = {
         "PATH": "/bin", "HOME": "/home/alice", "SLURM_CONF": "/etc/slurm.conf", "SLURM_JOB_ID": "7",
-        "SLURM_CPUS_PER_TASK": "4", "SBATCH_PARTITION": "debug", "SRUN_CPUS_PER_TASK": "4", "SUBMITIT_EXECUTOR": "slurm",
+        "SLURM_CPUS_PER_TASK": "4", "SBATCH_PARTITION": "debug", "SRUN_CPUS_PER_TASK": "4",
+        "SUBMITIT_EXECUTOR": "slurm",
         "PMIX_RANK": "0", "CUDA_VISIBLE_DEVICES": "0,1", "ROLLMILL_ATTEMPT": "3", "ROLLMILL_DEBUG": "1",
     }  # fmt: skip
     kept = {"PATH", "HOME", "SLURM_CONF", "ROLLMILL_DEBUG"}

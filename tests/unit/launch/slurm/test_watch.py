@@ -24,6 +24,7 @@ from launch.verbs.status import slurm_lines
 from stages import beacon, manifest, sharedfs
 from stages.beacon import Beacon
 from stages.layout import RunLayout
+from stages.status import read_status
 from tests.unit.launch.slurm.client.slurms import FakeSlurm
 
 
@@ -63,6 +64,16 @@ def het(*states: str, **more: Any) -> list[JobInfo]:
         JobInfo(job_id=f"9+{n}", leader_id="9", het_offset=n, state=job_state(state), partition="cpu", **more)
         for n, state in enumerate(states)
     ]
+
+
+@pytest.fixture
+def unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The router's port is blocked, and that is known at once: a real try takes three seconds."""
+
+    async def from_files(run_dir: Path) -> dict[str, Any]:
+        return read_status(RunLayout(run_dir))
+
+    monkeypatch.setattr("launch.slurm.watch.fetch_status", from_files)
 
 
 def watch(layout: RunLayout, client: FakeSlurm, clock: Clock | None = None) -> RunWatch:
@@ -130,16 +141,17 @@ async def test_one_query_a_poll_and_none_between(submitted: RunLayout) -> None:
     assert client.calls == {"jobs": 2}
 
 
+@pytest.mark.usefixtures("unreachable")
 async def test_no_query_while_the_routers_beat_moves(submitted: RunLayout) -> None:
     client, clock = FakeSlurm(het("RUNNING", "RUNNING")), Clock()
     looking = watch(submitted, client, clock)
-    for number in range(300):
+    for number in range(100):
         beat(submitted, number)
         status = await looking.status()
         clock.now += 1.0
     assert client.calls == {"jobs": 1}, "only the first, before the beat was seen to move"
     assert status["state"] == "starting", "no router answered, and the journal is empty"
-    beat(submitted, 300, ended=True)
+    beat(submitted, 100, ended=True)
     client.known = het("CANCELLED", "CANCELLED")
     clock.now += 60.0
     assert (await looking.status())["state"] == "cancelled"
@@ -227,6 +239,7 @@ async def test_parity_b20_a_job_that_nobody_knows_any_more(submitted: RunLayout)
     assert (await watch(submitted, FakeSlurm()).status())["state"] == "completed"
 
 
+@pytest.mark.usefixtures("unreachable")
 async def test_another_clusters_controller_is_not_believed_against_a_beat(
     submitted: RunLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:

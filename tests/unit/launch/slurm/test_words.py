@@ -30,7 +30,9 @@ def site(cpu_idle: int = 0, spare_idle: int = 0, **spare: object) -> SiteInfo:
     more = {"max_time_min": 60, **spare}
     return SiteInfo(
         cluster="c", version=(22, 5), nodes=tuple(nodes),
-        partitions=(Partition(name="cpu", default=True, max_time_min=1440, max_nodes=8), Partition(name="spare", **more)),
+        partitions=(
+            Partition(name="cpu", default=True, max_time_min=1440, max_nodes=8), Partition(name="spare", **more),
+        ),
     )  # type: ignore[arg-type]  # fmt: skip
 
 

@@ -33,6 +33,7 @@ async def test_one_query_for_all_jobs_and_components() -> None:
     assert "--jobs=11,14" in argv
     assert "--user=alice" in argv
     assert "--states=all" in argv
+    assert "--local" in argv
     assert {job.leader_id for job in jobs} >= {"11", "14"}
 
 
@@ -86,9 +87,18 @@ async def test_without_a_controller_accounting_is_believed_but_not_about_the_end
 
 async def test_when_nobody_answers_that_is_said() -> None:
     runner = FakeRunner(squeue=DOWN, sacct=refused("sacct: error: Problem talking to the database: Connection refused"),
-                        scontrol=DOWN)  # fmt: skip
+                        )  # fmt: skip
     with pytest.raises(SlurmUnavailable, match=r"does not answer: .*Unable to contact slurm controller"):
         await CommandClient(runner=runner).jobs(["7"])
+
+
+async def test_where_squeue_is_not_there_scontrol_may_be() -> None:
+    runner = FakeRunner(
+        squeue=SlurmUnavailable("squeue cannot be run here", no_command=True),
+        sacct=NO_ACCOUNTS,
+        scontrol=recorded("scontrol-job-22.05.txt"),
+    )
+    assert {job.source for job in await CommandClient(runner=runner).jobs(["11"], user="alice")} == {"scontrol"}
 
 
 async def test_columns_that_this_slurm_has_not_are_asked_for_as_json() -> None:

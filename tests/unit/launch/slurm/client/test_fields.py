@@ -67,7 +67,7 @@ def test_exits() -> None:
     assert fields.wait_status(9) == (0, 9)
     assert fields.wait_status("75") == (0, 75)
     assert fields.wait_status(75 << 8) == (75, 0)
-    assert fields.exit_pair("3:0") == (3, 0)
+    assert fields.exit_pair("3:0") == fields.exit_column("3:0") == fields.exit_column("768") == (3, 0)
     assert fields.exit_pair("0:9") == (0, 9)
 
 

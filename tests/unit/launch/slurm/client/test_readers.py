@@ -56,44 +56,30 @@ def test_json_of_2205_says_the_same_as_the_columns() -> None:
     assert found == {name: columns[name] for name in found}
 
 
-def wrapped(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The jobs of 22.05 in the shape of 23.11 and later (openapi data_parser v0.0.40 to v0.0.42)."""
-    numbers = {
-        "het_job_id", "het_job_offset", "priority", "time_limit", "start_time", "end_time", "submit_time",
-        "eligible_time", "node_count", "cpus", "tasks",
-    }  # fmt: skip
-    found = []
-    for job in jobs:
-        new = dict(job)
-        for key in numbers:
-            new[key] = {"set": True, "infinite": False, "number": job[key]}
-        new["job_state"] = [job["job_state"]]
-        status = job["exit_code"]
-        new["exit_code"] = {
-            "status": ["SUCCESS" if not status else "ERROR"],
-            "return_code": {"set": True, "infinite": False, "number": status >> 8},
-            "signal": {"id": {"set": bool(status & 127), "infinite": False, "number": status & 127}, "name": ""},
-        }
-        found.append(new)
-    return found
-
-
-def test_json_of_2411_says_the_same_as_the_columns() -> None:
-    columns = by_id(squeue.parse(recorded("squeue-22.05.txt")))
-    text = json.dumps({"jobs": wrapped(json.loads(recorded("squeue-22.05.json"))["jobs"]), "errors": []})
-    found = by_id(json_shapes.parse(text))
+def test_2411_says_the_same_in_columns_and_json() -> None:
+    columns = by_id(squeue.parse(recorded("squeue-24.11.txt")))
+    found = by_id(json_shapes.parse(recorded("squeue-24.11.json")))
+    assert set(found) == {"1+0", "1+1", "4", "6", "7"}
     assert found == {name: columns[name] for name in found}
-    assert len(found) == 6
+    failed, held, waits = found["4"], found["6"], found["7"]
+    assert (failed.state, failed.exit_code, failed.exit_signal, failed.comment) == ("failed", 3, 0, "a,b|c=d e")
+    assert (held.reason, held.time_limit_min, held.estimated_start, held.priority) == ("JobHeldUser", 3065, None, 0)
+    assert (waits.reason, waits.state, waits.node_count) == ("Resources", "pending", 5)
+    assert waits.estimated_start is not None
 
 
 def test_jsons_own_words_for_nothing() -> None:
-    (job,) = wrapped(json.loads(recorded("squeue-22.05.json"))["jobs"])[:1]
-    unset = {"set": False, "infinite": False, "number": 0}
+    job = json.loads(recorded("squeue-24.11.json"))["jobs"][0]
+    unset: dict[str, Any] = {"set": False, "infinite": False, "number": 0}
     job |= {"time_limit": {"set": False, "infinite": True, "number": 0}, "priority": unset, "het_job_id": unset}
     job |= {"job_state": ["CANCELLED", "COMPLETING"], "start_time": unset, "exit_code": {"set": True, "number": 15}}
     (read,) = json_shapes.parse(json.dumps({"jobs": [job]}))
-    assert (read.time_limit_min, read.priority, read.het_offset, read.job_id) == (None, None, None, "11")
+    assert (read.time_limit_min, read.priority, read.het_offset) == (None, None, None)
+    assert read.job_id == str(job["job_id"])
     assert (read.state, read.started_at, read.exit_signal) == (JobState.COMPLETING, None, 15)
+    job["exit_code"] = {"return_code": unset, "signal": {"id": {"set": True, "infinite": False, "number": 9}}}
+    (read,) = json_shapes.parse(json.dumps({"jobs": [job]}))
+    assert (read.exit_code, read.exit_signal) == (0, 9)
 
 
 def test_json_is_filtered_here_for_2205_prints_the_whole_queue() -> None:

@@ -1,10 +1,10 @@
 #!/bin/bash
 #SBATCH --account=physics
 #SBATCH --comment=rm-20260101-120000-ab12
-#SBATCH --cpus-per-task=10
+#SBATCH --cpus-per-task=8
 #SBATCH --gres=gpu:2
 #SBATCH --job-name=rollmill-rm-20260101-120000-ab12-colocated-0f0f
-#SBATCH --mem=5428M
+#SBATCH --mem=4404M
 #SBATCH --no-kill
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -18,6 +18,6 @@
 umask 077
 export SUBMITIT_EXECUTOR=slurm
 exec /shared/rollmill/.venv/bin/python -P -u -m launch.slurm.entry /shared/alice/runs/one/slurm/rollmill-rm-20260101-120000-ab12-colocated-0f0f.pkl <<'STEPS'
-srun --nodes=1 --ntasks=1 --cpus-per-task=10 --overlap --gres=none --mpi=none --kill-on-bad-exit=0 --wait=0 --no-kill --unbuffered --open-mode=append --output=/shared/alice/runs/one/logs/attempt_$ROLLMILL_ATTEMPT/control-node%n.log /shared/rollmill/.venv/bin/python -P -u -m launch.slurm.step /shared/alice/runs/one control router=1,1-1
-srun --nodes=2 --ntasks=2 --cpus-per-task=10 --overlap --mpi=none --kill-on-bad-exit=0 --wait=0 --no-kill --unbuffered --open-mode=append --output=/shared/alice/runs/one/logs/attempt_$ROLLMILL_ATTEMPT/all-node%n.log /shared/rollmill/.venv/bin/python -P -u -m launch.slurm.step /shared/alice/runs/one all init=2,1-4 run=2,1-4 eval=1,1-2 replica=2,1-3
+srun --nodes=1 --ntasks=1 --cpus-per-task=8 --overlap --gres=none --mpi=none --kill-on-bad-exit=0 --wait=0 --no-kill --unbuffered --open-mode=append --output=/shared/alice/runs/one/logs/attempt_$ROLLMILL_ATTEMPT/control-node%n.log /shared/rollmill/.venv/bin/python -P -u -m launch.slurm.step /shared/alice/runs/one control router=1,1-1
+srun --nodes=2 --ntasks=2 --cpus-per-task=8 --overlap --mpi=none --kill-on-bad-exit=0 --wait=0 --no-kill --unbuffered --open-mode=append --output=/shared/alice/runs/one/logs/attempt_$ROLLMILL_ATTEMPT/all-node%n.log /shared/rollmill/.venv/bin/python -P -u -m launch.slurm.step /shared/alice/runs/one all init=2,1-4 run=1,1-2 eval=1,1-2 replica=2,1-3
 STEPS

@@ -1,0 +1,121 @@
+"""Workers that come and go on real Slurm, placement=auto that changes its mind, and what a sweep and status say."""
+
+from __future__ import annotations
+
+import json
+
+from tests.slurm.jobs import ClusterRun
+from tests.support import runs
+from tests.support.cluster import Cluster
+from tests.support.waiting import poll
+
+
+def run_workers(run: ClusterRun) -> set[str]:
+    """Numbers of the RUN workers that are there."""
+    return {member["id"].split("-")[1] for member in runs.members(run.place) if member["kind"] == "run"}
+
+
+def test_scale_adds_workers_and_takes_them_away(cluster: Cluster) -> None:
+    run = ClusterRun(cluster, "scaled", "placement=linked", "pools.run.slots=4", groups=320).submit()
+    run.await_rows(1)
+    assert "2 more run workers" in run.verb("scale", "pools.run=+2")
+    poll(lambda: run_workers(run) == {"1", "2", "3"}, "the added workers are there", 90, 0.5)
+    added = run.submissions[-1]
+    assert (added.workers, added.first, added.components) == (2, 2, ["run"])
+    assert f"job {added.job_id}" in run.verb("scale", "pools.run=-1")
+    poll(lambda: run_workers(run) == {"1"}, "they are gone again", 60, 0.5)
+    run.await_state("completed")
+    run.exactly_once()
+
+
+def test_autoscale_grows_with_the_queue_within_its_bounds(cluster: Cluster) -> None:
+    scaling = ["pools.run.slots=4", "pools.run.autoscale.max=1", "pools.run.autoscale.queue=8"]
+    run = ClusterRun(cluster, "autoscaled", "placement=het", *scaling, groups=256).submit()
+    run.await_rows(1)
+    poll(lambda: run_workers(run) == {"1", "2"}, "the pool has grown", 90, 0.5)
+    run.await_state("completed")
+    run.exactly_once()
+    assert [one.workers for one in run.submissions if one.reason == "scale"] == [1]
+    run.gone()
+
+
+def test_b27_auto_leaves_het_after_the_configured_wait(cluster: Cluster) -> None:
+    """All but two nodes are taken: a job of five components waits, linked ones share the nodes that are left."""
+    cluster.submit("bob", "#!/bin/bash\nsleep 300\n", "-pcpu", "-N3", "--exclusive", "-wcpu[1-3]")
+    run = ClusterRun(
+        cluster, "auto", "placement=auto", "cluster.het_max_pending_s=5", "cluster.partition=cpu", groups=8
+    )
+    run.submit()
+    het = run.submissions[0]
+    assert [one.placement for one in run.submissions] == ["het", "linked"]
+    run.await_state("completed")
+    run.exactly_once()
+    assert {one.placement for one in run.submissions} == {"linked"}
+    run.await_slurm(het.job_id, "CANCELLED")
+
+
+def test_auto_takes_het_where_that_starts_in_time(cluster: Cluster) -> None:
+    run = ClusterRun(cluster, "auto-het", "placement=auto", "cluster.het_max_pending_s=600", groups=8).submit()
+    fallback = run.submissions[1]
+    run.await_state("completed")
+    run.exactly_once()
+    assert [one.placement for one in run.submissions] == ["het"]
+    run.await_slurm(fallback.job_id, "CANCELLED")
+
+
+def test_a_sweep_submits_every_point_and_one_failure_hides_no_other(cluster: Cluster) -> None:
+    words = ["experiment=demo", "placement=het", "task.limit=4", "run_dir=sweep", "-m", "cluster.partition=cpu,nowhere"]
+    ended = cluster.rollmill("alice", *words)
+    assert ended.returncode == 1
+    assert "nowhere" in ended.stderr
+    place = cluster.share("alice") / "sweep"
+    poll(lambda: '"completed"' in _summary(place / "0"), "the good point ends", 150, 0.5)
+    assert not list((place / "1" / "slurm").glob("*.json"))
+    assert "cluster.partition=cpu" in ended.stdout and "cluster.partition=nowhere" in ended.stdout
+
+
+def _summary(place: object) -> str:
+    try:
+        return (place / "report" / "summary.json").read_text()  # type: ignore[operator, no-any-return]
+    except FileNotFoundError:
+        return ""
+
+
+def test_status_tells_why_a_run_waits_and_what_would_start_sooner(cluster: Cluster) -> None:
+    cluster.submit("bob", "#!/bin/bash\nsleep 300\n", "-pcpu", "-N5", "--exclusive")
+    run = ClusterRun(cluster, "waits", "placement=het", "cluster.partition=cpu", groups=4).submit()
+    poll(lambda: run.status()["slurm"]["jobs"], "Slurm has the job", 30, 0.5)
+    status = run.status()
+    assert status["state"] == "starting"
+    assert {job["state"] for job in status["slurm"]["jobs"]} == {"pending"}
+    assert status["slurm"]["words"]
+    told = run.verb("status")
+    assert "Resources" in told or "Priority" in told
+    assert run.verb("cancel")
+    run.await_slurm(run.job, "CANCELLED")
+
+
+def test_b24_another_user_cannot_use_the_router(cluster: Cluster) -> None:
+    run = ClusterRun(cluster, "guarded", "placement=het", groups=160).submit()
+    run.await_rows(1)
+    url = json.loads(run.layout.router_json.read_text())["url"]
+    asks = f"import urllib.request as u; print(u.urlopen('{url}/v1/status').status)"
+    ended = cluster.run("bob", [str(cluster.python), "-c", asks])
+    assert "401" in ended.stderr
+    assert cluster.run("bob", ["cat", str(run.layout.trainer_token)]).returncode != 0
+    run.verb("cancel")
+
+
+def test_status_and_cancel_work_with_the_routers_port_blocked(cluster: Cluster) -> None:
+    """A login node that cannot reach compute nodes: all is read from files and asked by them."""
+    run = ClusterRun(cluster, "blocked", "placement=het", groups=160).submit()
+    run.await_rows(1)
+    alone = ["unshare", "--net"]  # not even loopback is up in there
+    command = str(cluster.python.with_name("rollmill"))
+    words = [*alone, "setpriv", "--reuid=alice", "--regid=alice", "--clear-groups", command]
+    status = cluster.run("root", [*words, "status", str(run.place), "--json"], env=cluster.env("alice"))
+    assert json.loads(status.stdout)["rollouts"]["accepted"] == run.expected, status.stderr
+    cancelled = cluster.run("root", [*words, "cancel", str(run.place)], env=cluster.env("alice"), timeout_s=120)
+    assert cancelled.returncode == 0, cancelled.stderr
+    run.await_slurm(run.job, "CANCELLED")
+    run.gone()
