@@ -18,7 +18,8 @@ check: setup     ## lint, format, types, imports
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports --no-cache > .venv/lint-imports.log 2>&1 || { cat .venv/lint-imports.log; exit 1; }
 
-test: check      ## everything: unit, integration, end to end
+test: check      ## everything: unit, integration, end to end, both sandboxes, a real Slurm (which needs root)
+	@sh launch/bootstrap.sh test
 	@$(PY) -m pytest
 
 bench: setup     ## every benchmark's JSON
@@ -28,5 +29,11 @@ bench: setup     ## every benchmark's JSON
 lock: setup      ## compute requirements.lock anew from pyproject.toml
 	@uv pip compile -q pyproject.toml --group dev --generate-hashes --no-emit-index-url --no-header -o requirements.lock
 
-test-vllm test-slurm-24:
+test-slurm-24: setup  ## the Slurm tier on Debian trixie's 24.11, then once more on a controller that limits calls
+	@sh launch/bootstrap.sh test
+	@slurm=$$($(PY) -P -m tests.support.cluster.unpack trixie) && export ROLLMILL_TEST_SLURM=$$slurm && \
+	  $(PY) -m pytest tests/slurm && \
+	  ROLLMILL_TEST_SLURM_RATE_LIMIT=rl_bucket_size=40,rl_refill_rate=4 $(PY) -m pytest tests/slurm
+
+test-vllm:
 	@echo "rollmill: make $@ is not built yet" >&2; exit 2

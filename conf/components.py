@@ -98,6 +98,8 @@ class Cluster:
     """Seconds that a heterogeneous job may wait before placement=auto takes linked jobs."""
     max_submissions_per_hour: Count = 20
     """Jobs that one run may submit in an hour."""
+    changed_code: Literal["record", "refuse"] = "record"
+    """What a job does that starts with other code than it was submitted with: note it in its result, or not run."""
     shapes: list[dict[str, Any]] = field(default_factory=list)
     """Alternative sets of keys, ranked by their estimated start."""
     extra_sbatch: list[Name] = field(default_factory=list)

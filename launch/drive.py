@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 import time
@@ -18,6 +19,7 @@ from launch.bodies import node_scratch
 from launch.errors import Exit, LaunchError
 from launch.failures import describe
 from launch.progress import Progress, print_summary
+from launch.slurm.code import CODE_CHANGED
 from launch.supervisor import Slot, Supervisor
 from sandbox.scratch import sweep
 from stages import control, leftovers, sharedfs
@@ -149,7 +151,7 @@ class Driver:
         work_s = max(1e-9, status.get("work_s", wall_s))
         summary = {
             **status, "state": state, "members": [], "slurm": {}, "stuck": None, "error": error,
-            "attempt": self._attempt,
+            "attempt": self._attempt, "code_changed": os.environ.get(CODE_CHANGED) == "1",
             "rates": {"rollouts_per_s": rollouts["completed"] / work_s, "tokens_per_s": status["tokens"] / work_s},
             "timings": {"wall_s": wall_s, "work_s": work_s},
         }  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from sandbox.bashtext import BASE_ENV, shell_env
 from sandbox.errors import SandboxError
 from sandbox.ground import Entry, Ground
 from sandbox.hostroot import build_skeleton
-from sandbox.mountplan import MERGED, enter_argv, plan_overlays
+from sandbox.mountplan import MERGED, Overlay, enter_argv, plan_overlays
 from sandbox.probe import probe_isolation, require_programs
 from sandbox.protocols import SandboxSpec
 from sandbox.pty_backend import PtyBackend
@@ -34,6 +34,7 @@ class BubblewrapGround:
 
     def __init__(self, spec: SandboxSpec, directory: Path, skeleton: Path) -> None:
         self._spec, self._directory, self._skeleton = spec, directory, skeleton
+        self._overlays: list[Overlay] = []
 
     @property
     def directory(self) -> Path:
@@ -66,9 +67,13 @@ class BubblewrapGround:
                 (self._directory / link).symlink_to(target)
         if self._spec.upper is not None:
             self._take_upper(Path(self._spec.upper))
-        env = shell_env(self._spec.env)
-        argv = enter_argv(self._directory, overlays, env, self._spec.limits.shm_mib)
-        return Entry(tuple(argv), {"PATH": os.environ.get("PATH", "") + ":" + BASE_ENV["PATH"]}, "/")
+        self._overlays = overlays
+        return _entry(enter_argv(self._directory, overlays, shell_env(self._spec.env), self._spec.limits.shm_mib))
+
+    def enter(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> Entry:
+        """See `Ground.enter`."""
+        shm_mib = self._spec.limits.shm_mib
+        return _entry(enter_argv(self._directory, self._overlays, env, shm_mib, argv, cwd=cwd, alone=True))
 
     def _take_upper(self, layer: Path) -> None:
         """Make an unpacked layer this sandbox's upper, by renames; a host image has an upper of its own for /usr."""
@@ -107,6 +112,10 @@ class BubblewrapBackend(PtyBackend):
 
     def _furnish(self, home: Path) -> None:
         build_skeleton(home / "skeleton")
+
+
+def _entry(argv: list[str]) -> Entry:
+    return Entry(tuple(argv), {"PATH": os.environ.get("PATH", "") + ":" + BASE_ENV["PATH"]}, "/")
 
 
 def _real_directory(path: str, what: str) -> Path:

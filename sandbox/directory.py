@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sandbox.bashtext import BASE_ENV, SHELL_ARGV, shell_env
@@ -73,6 +73,10 @@ class DirectoryGround:
         env = {**shell_env(self._spec.env), "HOME": str(root), TOKEN_NAME: str(self._directory)}
         env["PATH"] = self._spec.env.get("PATH", os.environ.get("PATH", BASE_ENV["PATH"]))
         return Entry(("bash", *SHELL_ARGV), env, str(root))
+
+    def enter(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> Entry:
+        """See `Ground.enter`; the program is this machine's, and only `cwd` is a path of the sandbox."""
+        return Entry(tuple(argv), {**env, TOKEN_NAME: str(self._directory)}, self.prefix + cwd)
 
     def root(self, pid: int) -> Path:
         """See `Ground.root`."""

@@ -10,7 +10,7 @@ class SandboxError(Exception):
 
     Args:
         message: what, where, measured, what to do.
-        boundary: the part that broke: "start", "shell", "files", "layers", "spawner", "python", "probe".
+        boundary: the part that broke: "start", "shell", "files", "layers", "images", "spawner", "python", "probe".
         detail: machine-readable facts about the failure.
     """
 
@@ -34,6 +34,10 @@ class FilesError(SandboxError):
 
 class LayerError(SandboxError):
     """A layer cannot be packed, is not what its digest says, or holds what no layer may hold."""
+
+
+class ImageError(SandboxError):
+    """An image cannot be read, holds what no image may hold, or is not in the store."""
 
 
 class SpawnerError(SandboxError):

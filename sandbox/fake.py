@@ -12,13 +12,17 @@ from sandbox.directory import DirectoryGround
 from sandbox.errors import SandboxError
 from sandbox.files import ConfinedFiles
 from sandbox.layers import pack
-from sandbox.protocols import CommandResult, PackedLayer, SandboxSpec, ShellState
+from sandbox.protocols import CommandResult, Execution, PackedLayer, SandboxSpec, ShellState
 from sandbox.pty_sandbox import NoPython
 from sandbox.scratch import make_private, remove_tree
 
 Answer = str | CommandResult
 Script = Mapping[str, Answer] | Callable[[str], Answer]
 """What each command answers: its output (exit code 0) or a whole result."""
+
+
+Programs = Callable[[Sequence[str], bytes], Execution]
+"""What each executed program did, by its command line and its input."""
 
 
 class ScriptedShell:
@@ -48,8 +52,9 @@ class ScriptedShell:
 class FakeSandbox:
     """See `Sandbox`."""
 
-    def __init__(self, ground: DirectoryGround, script: Script) -> None:
-        self._ground = ground
+    def __init__(self, ground: DirectoryGround, script: Script, programs: Programs | None = None) -> None:
+        self._ground, self._programs = ground, programs
+        self.executed: list[tuple[str, ...]] = []
         self._started = self._stopped = False
         self._packs = 0
         workspace = ground.spec.workspace
@@ -71,6 +76,25 @@ class FakeSandbox:
     def python(self) -> NoPython:
         """See `Sandbox.python`."""
         return self._python
+
+    async def execute(
+        self,
+        argv: Sequence[str],
+        *,
+        input: bytes = b"",  # noqa: A002 - see Sandbox.execute
+        env: Mapping[str, str] = {},
+        cwd: str = "/",
+        timeout_s: float = 60.0,
+        output_bytes: int = 64 * 1024,
+        report_bytes: int = 8 * 1024 * 1024,
+    ) -> Execution:
+        """See `Sandbox.execute`; takes no time, and a program that nobody scripted exits with 127."""
+        del env, cwd, timeout_s, output_bytes, report_bytes
+        self._begin()
+        self.executed.append(tuple(argv))
+        if self._programs is None:
+            return Execution(127, b"", b"fake: no programs are scripted\n", 0.0)
+        return self._programs(argv, input)
 
     async def start(self) -> None:
         """See `Sandbox.start`."""
@@ -115,14 +139,18 @@ class FakeBackend:
         scratch: where the files lie.
         script: what commands answer.
         broken: an error that `probe` raises, where one is wanted.
+        programs: what executed programs do.
     """
 
     name = "fake"
 
-    def __init__(self, scratch: Path, script: Script | None = None, broken: SandboxError | None = None) -> None:
+    def __init__(
+        self, scratch: Path, script: Script | None = None, broken: SandboxError | None = None,
+        programs: Programs | None = None,
+    ) -> None:  # fmt: skip
         self._home = make_private(scratch, "rollmill-fake-")
         self._script: Script = {} if script is None else script
-        self._broken = broken
+        self._broken, self._programs = broken, programs
         self.sandboxes: list[FakeSandbox] = []
 
     async def probe(self) -> None:
@@ -133,7 +161,7 @@ class FakeBackend:
     def create(self, spec: SandboxSpec) -> FakeSandbox:
         """See `SandboxBackend.create`."""
         directory = self._home / f"s{len(self.sandboxes) + 1}"
-        self.sandboxes.append(FakeSandbox(DirectoryGround(spec, directory), self._script))
+        self.sandboxes.append(FakeSandbox(DirectoryGround(spec, directory), self._script, self._programs))
         return self.sandboxes[-1]
 
     async def close(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -12,7 +12,7 @@ from sandbox.protocols import SandboxSpec
 
 @dataclass(frozen=True)
 class Entry:
-    """How bash is started: command line, environment, and the directory that it is started from."""
+    """How a program is started: command line, environment, and the directory that it is started from."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -48,6 +48,18 @@ class Ground(Protocol):
 
     def prepare(self) -> Entry:
         """Make the directories; called once before the first start."""
+        ...
+
+    def enter(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> Entry:
+        """How a program is started in bash's place, with namespaces of its own; pure, called after `prepare`.
+
+        Descriptors 0 to 3 reach the program; when it ends, or what was started is killed, all that it left must end.
+
+        Args:
+            argv: the program by its absolute path, and its arguments.
+            env: its environment.
+            cwd: a directory of the sandbox.
+        """
         ...
 
     def root(self, pid: int) -> Path:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import zstandard
 
@@ -33,6 +33,7 @@ def pack(
     paths: Sequence[str] = ("/",),
     exclude: Sequence[str] = (),
     max_bytes: int = DEFAULT_MAX_BYTES,
+    max_entries: int = DEFAULT_MAX_ENTRIES,
 ) -> PackedLayer:
     """Pack upper directories into one file; the same content gives the same digest, whoever packs it and where.
 
@@ -46,9 +47,10 @@ def pack(
         paths: absolute paths whose changes are taken.
         exclude: globs left out; one with a slash meets the whole path, one without meets a name at any depth.
         max_bytes: size of the uncompressed tar above which the pack is refused.
+        max_entries: names above which it is.
 
     Raises:
-        LayerError: the changes cannot be read or are too large.
+        LayerError: the changes cannot be read, or are too large or too many (`detail["content"]` is then True).
     """
     walk = UpperWalk(trees, Selection(paths, exclude))
     temporary = out_file.with_name(f".{out_file.name}.{os.urandom(6).hex()}.tmp")
@@ -58,6 +60,12 @@ def pack(
             sink = _Sink(file, max_bytes)
             for entry, content in walk.entries():
                 sink.write(encode(entry))
+                sink.expect(entry.size)
+                if entries == max_entries:
+                    raise LayerError(
+                        f"more than {max_entries} names have changed: exclude paths or raise the limit",
+                        boundary="layers", content=True,
+                    )  # fmt: skip
                 if entry.size:
                     _copy(content, entry.size, entry.path, sink)
                 entries += 1
@@ -118,6 +126,30 @@ def unpack(
         remove_tree(home)
 
 
+def verify(source: BinaryIO, digest: str, *, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+    """Read a whole layer and compare it with its digest.
+
+    Raises:
+        LayerError: it is damaged.
+    """
+    stream = _Stream(source, max_bytes)
+    try:
+        while stream.read(_COPY_BYTES):
+            pass
+    except zstandard.ZstdError as error:
+        raise LayerError(f"{digest} is no zstd stream: {error}", boundary="layers") from error
+    if stream.digest != digest:
+        raise LayerError(f"{digest} is damaged, it reads as {stream.digest}: import it again", boundary="layers")
+
+
+def decompressed(source: BinaryIO) -> BinaryIO:
+    """What a zstd stream holds, as a stream; closing it leaves `source` open."""
+    reader = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW).stream_reader(
+        source, closefd=False, read_across_frames=True
+    )
+    return cast(BinaryIO, reader)
+
+
 def _move(stage: Path, directory: Path) -> None:
     try:
         stage.rename(directory)
@@ -132,7 +164,9 @@ def _copy(content: int, size: int, path: bytes, sink: _Sink) -> None:
     while left:
         chunk = os.read(content, min(left, _COPY_BYTES))
         if not chunk:
-            raise LayerError(f"{path!r} shrank while it was packed: stop what writes to it", boundary="layers")
+            raise LayerError(
+                f"{path!r} shrank while it was packed: stop what writes to it", boundary="layers", content=True
+            )
         sink.write(chunk)
         left -= len(chunk)
     sink.write(padding(size))
@@ -154,13 +188,18 @@ class _Sink:
         return "sha256:" + self._hash.hexdigest()
 
     def write(self, data: bytes) -> None:
+        self.expect(len(data))
         self.tar_bytes += len(data)
-        if self.tar_bytes > self._max:
-            raise LayerError(
-                f"the changes take more than {self._max} bytes: exclude paths or raise the limit", boundary="layers"
-            )
         self._hash.update(data)
         self._writer.write(data)
+
+    def expect(self, size: int) -> None:
+        """Refuse what would not fit before any of it is read: a hole of a terabyte costs nothing to make."""
+        if self.tar_bytes + size > self._max:
+            raise LayerError(
+                f"the changes take more than {self._max} bytes: exclude paths or raise the limit",
+                boundary="layers", content=True,
+            )  # fmt: skip
 
     def finish(self) -> None:
         self.write(END)

@@ -74,22 +74,35 @@ def _overlay(mount_at: str, name: str, stack: Sequence[Path]) -> Overlay:
     return Overlay(mount_at, lowers, f"upper/{name}", f"wk/{name}")
 
 
-def enter_argv(directory: Path, overlays: Sequence[Overlay], env: Mapping[str, str], shm_mib: int) -> list[str]:
-    """The command line: a user and mount namespace, the overlays, then bubblewrap and bash.
+def enter_argv(
+    directory: Path, overlays: Sequence[Overlay], env: Mapping[str, str], shm_mib: int,
+    program: Sequence[str] = ("/bin/bash", *SHELL_ARGV), *, cwd: str = "/", alone: bool = False,
+) -> list[str]:  # fmt: skip
+    """The command line: a user and mount namespace, the overlays, then bubblewrap and the program.
 
     bubblewrap enters a second user namespace with `--disable-userns`, so that the agent cannot make another and the
     kernel's privileged paths stay out of its reach. There is no `--new-session`: the pty is the sandbox's own, and job
     control needs it as controlling terminal.
+
+    Args:
+        directory: the sandbox's own.
+        overlays: in mounting order.
+        env: the program's whole environment.
+        shm_mib: size of /dev/shm.
+        program: and its arguments.
+        cwd: where it starts.
+        alone: it is process 1 of its namespace: nothing in there can kill it or holds what it holds, and its end is
+            everybody's.
     """
     mounts = [word for overlay in overlays for word in (overlay.mount_at, overlay.options)]
     return [
         "unshare", "--user", "--map-root-user", "--mount", "--propagation", "private", "--",
         "/bin/sh", "-c", _ENTER, "sh", str(directory), *mounts, "--",
-        *bwrap_argv(directory / MERGED, env, shm_mib), "/bin/bash", *SHELL_ARGV,
+        *bwrap_argv(directory / MERGED, env, shm_mib, cwd=cwd, alone=alone), *program,
     ]  # fmt: skip
 
 
-def bwrap_argv(root: Path, env: Mapping[str, str], shm_mib: int) -> list[str]:
+def bwrap_argv(root: Path, env: Mapping[str, str], shm_mib: int, *, cwd: str = "/", alone: bool = False) -> list[str]:
     """The part of bwrap: the merged root and the namespaces."""
     variables = [word for name, value in env.items() for word in ("--setenv", name, value)]
     return [
@@ -97,5 +110,5 @@ def bwrap_argv(root: Path, env: Mapping[str, str], shm_mib: int) -> list[str]:
         "--size", str(shm_mib * 1024 * 1024), "--perms", "1777", "--tmpfs", SHARED_MEMORY, "--remount-ro", "/dev",
         "--unshare-user", "--disable-userns", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts",
         "--unshare-cgroup-try", "--hostname", "sandbox", "--die-with-parent", "--cap-drop", "ALL", "--clearenv",
-        *variables, "--chdir", "/", "--",
+        *variables, *(["--as-pid-1"] if alone else []), "--chdir", cwd, "--",
     ]  # fmt: skip

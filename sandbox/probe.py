@@ -13,7 +13,14 @@ from sandbox.protocols import SandboxBackend, SandboxLimits, SandboxSpec
 from sandbox.scratch import make_private, remove_tree
 from sandbox.uppertree import OPAQUE_XATTR
 
-PACKAGES = {"bwrap": "bubblewrap", "unshare": "util-linux", "mount": "mount", "bash": "bash"}
+PACKAGES = {
+    "bwrap": "bubblewrap",
+    "unshare": "util-linux",
+    "mount": "mount",
+    "setpriv": "util-linux",
+    "hostname": "hostname",
+    "bash": "bash",
+}
 
 _CHECKS = """
 fail() { echo "probe: $1"; exit 1; }

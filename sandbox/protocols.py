@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Protocol, Self, runtime_checkable
@@ -41,6 +41,28 @@ class CellResult(msgspec.Struct, frozen=True):
     duration_s: float
 
 
+class Execution(msgspec.Struct, frozen=True):
+    """What one program did that ran alone in a sandbox.
+
+    Args:
+        exit_code: of the program; 128 + N where signal N ended it, 124 where the time-out did.
+        report: what was written to descriptor 3, as far as it fits.
+        output: stdout and stderr as one stream; head and tail where truncated.
+        duration_s: wall seconds, the start of the sandbox included.
+        truncated: bytes of the output were left out in the middle.
+        timed_out: the time-out ended the program.
+        report_overflow: more was written to descriptor 3 than is taken; that ended the program.
+    """
+
+    exit_code: int
+    report: bytes
+    output: bytes
+    duration_s: float
+    truncated: bool = False
+    timed_out: bool = False
+    report_overflow: bool = False
+
+
 class FileEntry(msgspec.Struct, frozen=True):
     """One name in a directory; `size_bytes` of files, `target` of links."""
 
@@ -60,6 +82,8 @@ class SandboxLimits(msgspec.Struct, frozen=True):
         start_s: deadline of a start, and of a stop.
         shm_mib: size of /dev/shm.
         file_bytes: largest file that `files` reads or writes.
+        pack_bytes: most bytes that a pack of its changes has, uncompressed.
+        pack_entries: most names in a pack.
     """
 
     output_bytes: int = 64 * 1024
@@ -68,6 +92,8 @@ class SandboxLimits(msgspec.Struct, frozen=True):
     start_s: float = 20.0
     shm_mib: int = 64
     file_bytes: int = 64 * 1024 * 1024
+    pack_bytes: int = 16 * 1024**3
+    pack_entries: int = 1_000_000
 
 
 class ShellState(msgspec.Struct, frozen=True):
@@ -210,6 +236,39 @@ class Sandbox(Protocol):
         """The interpreter."""
         ...
 
+    async def execute(
+        self,
+        argv: Sequence[str],
+        *,
+        input: bytes = b"",  # noqa: A002 - as of subprocess.run
+        env: Mapping[str, str] = {},
+        cwd: str = "/",
+        timeout_s: float = 60.0,
+        output_bytes: int = 64 * 1024,
+        report_bytes: int = 8 * 1024 * 1024,
+    ) -> Execution:
+        """Run one program alone in the sandbox, from a clean start, and leave nothing of it running.
+
+        The shell and all that runs in the sandbox are ended first; the program then gets namespaces of its own on the
+        same files, and when it ends everything that it started is killed. So neither what a shell was left like nor a
+        process in the background can reach it; files are all that passes from one to the next. The next command of the
+        shell finds a new one (`restarted`). The program has stdin, one pipe for stdout and stderr, and the write end of
+        a pipe as descriptor 3; all three end with it, and so does what holds them. It has no privilege and no terminal.
+
+        Args:
+            argv: the program by its absolute path, and its arguments.
+            input: the whole of its stdin, through a pipe: once it is read, nobody else can read it.
+            env: its whole environment, but for what the backend sets itself.
+            cwd: a directory of the sandbox.
+            timeout_s: wall seconds; a time-out is a result (`timed_out`), never an error.
+            output_bytes: most bytes of stdout and stderr that are kept.
+            report_bytes: most bytes that descriptor 3 takes.
+
+        Raises:
+            SandboxError: the program cannot be started, or did not go away.
+        """
+        ...
+
     async def start(self) -> None:
         """Start now rather than at first use; a second call does nothing.
 
@@ -230,7 +289,7 @@ class Sandbox(Protocol):
             exclude: globs left out; one with a slash meets the whole path, one without meets a name at any depth.
 
         Raises:
-            LayerError: the changes cannot be packed.
+            LayerError: the changes cannot be packed; `detail["content"]` is True where it is for what they are.
         """
         ...
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
 
 from sandbox.errors import SandboxError
+from sandbox.execution import Running
 from sandbox.files import ConfinedFiles
 from sandbox.ground import Entry, Ground
 from sandbox.layers import pack
-from sandbox.protocols import CellResult, PackedLayer
+from sandbox.protocols import CellResult, Execution, PackedLayer
 from sandbox.scratch import remove_tree
 from sandbox.spawn_client import SpawnClient, Spawned
 from sandbox.terminal import Terminal
@@ -49,6 +50,7 @@ class PtySandbox:
         self._files = ConfinedFiles(self._root, limits.file_bytes)
         self._python = NoPython()
         self._entry: Entry | None = None
+        self._running: Running | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._packs = 0
 
@@ -71,6 +73,41 @@ class PtySandbox:
         """See `Sandbox.start`."""
         await self._terminal.start()
 
+    async def execute(
+        self,
+        argv: Sequence[str],
+        *,
+        input: bytes = b"",  # noqa: A002 - see Sandbox.execute
+        env: Mapping[str, str] = {},
+        cwd: str = "/",
+        timeout_s: float = 60.0,
+        output_bytes: int = 64 * 1024,
+        report_bytes: int = 8 * 1024 * 1024,
+    ) -> Execution:
+        """See `Sandbox.execute`."""
+        if not argv or not argv[0].startswith("/"):
+            raise SandboxError(f"execute got {list(argv[:1])}: name the program by its absolute path", boundary="start")
+        if self._entry is None:
+            await self.start()  # the first shell makes the workspace
+        async with self._terminal.lock:
+            self._refuse_stopped()
+            await self._terminal.kill()
+            entry = self._ground.enter(argv, env, cwd)
+            start_s, token = self._ground.spec.limits.start_s, self._ground.token
+            process = await self._spawner.execute(
+                entry.argv, env=entry.env, cwd=entry.cwd, timeout_s=start_s, token=token
+            )
+            self._running = Running(
+                process, lambda: self._spawner.kill(process.pid, token), input,
+                output_bytes=output_bytes, report_bytes=report_bytes, leave_s=start_s,
+            )  # fmt: skip
+            try:
+                self._refuse_stopped()
+                return await self._running.result(timeout_s)
+            finally:
+                await self._running.end()
+                self._running = None
+
     async def stop(self) -> None:
         """See `Sandbox.stop`."""
         if self._stopping is None:
@@ -82,10 +119,13 @@ class PtySandbox:
         self._refuse_stopped()
         await self.start()  # a sandbox that was never used has an empty layer, not none
         self._packs += 1
-        target = self._ground.directory / f"layer{self._packs}.tar.zst"
+        target, limits = self._ground.directory / f"layer{self._packs}.tar.zst", self._ground.spec.limits
 
         def work() -> PackedLayer:
-            return pack(self._ground.trees(), target, paths=tuple(paths), exclude=tuple(exclude))
+            return pack(
+                self._ground.trees(), target, paths=tuple(paths), exclude=tuple(exclude), max_bytes=limits.pack_bytes,
+                max_entries=limits.pack_entries,
+            )  # fmt: skip
 
         return await asyncio.to_thread(work)
 
@@ -116,6 +156,8 @@ class PtySandbox:
     async def _stop(self) -> None:
         try:
             await self._terminal.kill()
+            if self._running is not None:
+                await self._running.end()
         finally:
             gone = await asyncio.to_thread(remove_tree, self._ground.directory)
             self._on_stop(self)

@@ -44,6 +44,33 @@ class Spawned:
         os.close(self.commands)
 
 
+@dataclass(frozen=True)
+class Piped:
+    """A program that runs with pipes; whoever holds this record closes the descriptors, which are non-blocking.
+
+    Args:
+        pid: as this process sees it; also its process group and session.
+        input: write end of its stdin.
+        output: read end of its stdout and stderr.
+        report: read end of the pipe at its descriptor 3.
+        exited: the exit code (negative: the signal), once it and all of its session are gone.
+    """
+
+    pid: int
+    input: int
+    output: int
+    report: int
+    exited: asyncio.Future[int]
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        for descriptor in (self.input, self.output, self.report):
+            os.close(descriptor)
+
+
+Started = Spawned | Piped
+
+
 class SpawnClient:
     """One spawner process, started at first use and ended by `close`; belongs to one event loop."""
 
@@ -51,7 +78,7 @@ class SpawnClient:
         self._link: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._next = 0
-        self._asked: dict[int, asyncio.Future[Spawned]] = {}
+        self._asked: dict[int, asyncio.Future[Started]] = {}
         self._exits: dict[int, asyncio.Future[int]] = {}
         self._outbox: deque[bytes] = deque()
         self._owned: list[Path] = []
@@ -68,10 +95,33 @@ class SpawnClient:
         Raises:
             SpawnerError: it did not start within the deadline, or the spawner is gone.
         """
+        started = await self._ask("spawn", argv, env, cwd, timeout_s)
+        assert isinstance(started, Spawned)
+        return started
+
+    async def execute(
+        self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, timeout_s: float, token: str | None
+    ) -> Piped:
+        """Start a program with pipes for input, output and report, in a session of its own.
+
+        Its exit is told when all of its session is gone, and all that carry `token` in their environment.
+
+        Raises:
+            SpawnerError: it did not start within the deadline, or the spawner is gone.
+        """
+        started = await self._ask("execute", argv, env, cwd, timeout_s, token)
+        assert isinstance(started, Piped)
+        return started
+
+    async def _ask(
+        self, operation: str, argv: Sequence[str], env: Mapping[str, str], cwd: str, timeout_s: float,
+        token: str | None = None,
+    ) -> Started:  # fmt: skip
         self._ensure()
         number = self._next = self._next + 1
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
-        self._send({"op": "spawn", "id": number, "argv": list(argv), "env": dict(env), "cwd": cwd})
+        message = {"op": operation, "id": number, "argv": list(argv), "env": dict(env), "cwd": cwd, "token": token}
+        self._send(message)
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(answer)
@@ -164,7 +214,7 @@ class SpawnClient:
         link = self._link
         while link is not None and link is self._link:
             try:
-                packet, descriptors, _, _ = socket.recv_fds(link, MESSAGE_BYTES, 2)
+                packet, descriptors, _, _ = socket.recv_fds(link, MESSAGE_BYTES, 3)
             except BlockingIOError:
                 return
             except OSError as error:
@@ -188,11 +238,15 @@ class SpawnClient:
             return
         for descriptor in descriptors:
             os.set_blocking(descriptor, False)
-        master, commands = descriptors
         exited = self._exits[message["pid"]] = asyncio.get_running_loop().create_future()
-        answer.set_result(Spawned(message["pid"], master, commands, exited))
+        if len(descriptors) == 2:
+            master, commands = descriptors
+            answer.set_result(Spawned(message["pid"], master, commands, exited))
+        else:
+            given, output, report = descriptors
+            answer.set_result(Piped(message["pid"], given, output, report, exited))
 
-    def _discard(self, answer: asyncio.Future[Spawned]) -> None:
+    def _discard(self, answer: asyncio.Future[Started]) -> None:
         """A start that nobody waits for any more."""
         if not answer.cancelled() and answer.exception() is None:
             spawned = answer.result()

@@ -6,14 +6,16 @@ the pty's master and the write end of the command pipe as file descriptors. It i
 started can slip away to PID 1, and when its socket ends (the worker is gone, however it went) it kills all it started
 and removes the directories that it was told of.
 
-Messages in, by "op": spawn (id, argv, env, cwd), settle (pid), kill (pid, token), own (path).
-Messages out: {"id","pid"} with two descriptors or {"id","error"}, and {"exit":pid,"status"}.
+Messages in, by "op": spawn and execute (id, argv, env, cwd, token), settle (pid), kill (pid, token), own (path).
+Messages out: {"id","pid"} with descriptors (spawn: terminal, command pipe; execute: input, output, report) or
+{"id","error"}, and {"exit":pid,"status"}.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import select
@@ -23,7 +25,7 @@ import sys
 import termios
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import ptyprocess
 
@@ -31,6 +33,8 @@ from sandbox.scratch import remove_tree
 
 COMMAND_FD = 9
 """Descriptor of the command pipe in the shell."""
+REPORT_FD = 3
+"""Descriptor of the report pipe in a program that is executed."""
 MESSAGE_BYTES = 192 * 1024
 """Largest packet; above it a Unix socket's default send buffer refuses."""
 CLEAR_DEADLINE_S = 10.0
@@ -77,19 +81,46 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+def _is_of_session(pid: int, session: int) -> bool:
+    with contextlib.suppress(OSError):
+        return os.getsid(pid) == session
+    return False
+
+
 def _prepare_child(pipe_read: int) -> None:
-    """In the child, before exec: terminal modes, umask, default signals, the command pipe at its number."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    """In the child, before exec: terminal modes, and the command pipe at its number."""
+    _prepare_any()
     modes = termios.tcgetattr(0)
     modes[0] &= ~(termios.IXON | termios.IXOFF | termios.ICRNL)
     modes[1] &= ~termios.OPOST
     modes[3] &= ~(termios.ECHO | termios.ECHONL | termios.ECHOCTL)
     termios.tcsetattr(0, termios.TCSANOW, modes)
+    os.dup2(pipe_read, COMMAND_FD)
+    os.close(pipe_read)
+
+
+def _prepare_any() -> None:
+    """In any child, before exec: it dies with the spawner; umask and signals are as a program expects them."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.umask(0o022)
     for number in (signal.SIGPIPE, signal.SIGXFSZ, *_NOT_OURS):
         signal.signal(number, signal.SIG_DFL)
-    os.dup2(pipe_read, COMMAND_FD)
-    os.close(pipe_read)
+
+
+def _become(message: dict[str, Any], descriptors: tuple[int, int, int]) -> NoReturn:
+    """In the forked child: the program that was asked for, in a session of its own; never returns.
+
+    Args:
+        message: argv, env and cwd.
+        descriptors: what becomes its input, its output (both kinds) and its report.
+    """
+    os.setsid()
+    _prepare_any()
+    given, output, report = descriptors
+    for descriptor, number in ((given, 0), (output, 1), (output, 2), (report, REPORT_FD)):
+        os.dup2(descriptor, number)
+    os.chdir(message["cwd"])
+    os.execvpe(message["argv"][0], message["argv"], message["env"])  # noqa: S606 - no shell is wanted
 
 
 class Spawner:
@@ -99,6 +130,7 @@ class Spawner:
         self._link = link
         self._started: dict[int, set[int]] = {}  # pid -> children that must be gone too before its exit is told
         self._statuses: dict[int, int] = {}
+        self._executed: dict[int, str | None] = {}  # pid -> the token of what must end with it
         self._owned: list[Path] = []
 
     def serve(self, wakeup: int) -> None:
@@ -123,6 +155,8 @@ class Spawner:
         operation = message["op"]
         if operation == "spawn":
             self._spawn(message)
+        elif operation == "execute":
+            self._execute(message)
         elif operation == "settle":
             if message["pid"] in self._started:
                 self._started[message["pid"]] = set(children_of(message["pid"]))
@@ -156,6 +190,33 @@ class Spawner:
                 if fd >= 0:
                     os.close(fd)
 
+    def _execute(self, message: dict[str, Any]) -> None:
+        """Fork a program with pipes at its descriptors 0 to 3; whether it could be executed is known at the end."""
+        pipes: list[int] = []
+        try:
+            pipes += (*os.pipe(), *os.pipe(), *os.pipe(), *os.pipe())
+            given, give, take, output, told, report, said, complaint = pipes
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    _become(message, (given, output, report))
+                except BaseException as error:  # noqa: BLE001 - a fork of this process must end here, whatever it met
+                    os.write(complaint, f"{type(error).__name__}: {error}".encode()[:4096])
+                finally:
+                    os._exit(127)
+            self._started[pid] = set()
+            self._executed[pid] = message["token"]
+            pipes.remove(complaint)
+            os.close(complaint)
+            if trouble := os.read(said, 4096):  # at its exec the other end closes
+                raise OSError(trouble.decode("utf-8", "replace"))
+            socket.send_fds(self._link, [json.dumps({"id": message["id"], "pid": pid}).encode()], [give, take, told])
+        except OSError as error:
+            self._send({"id": message["id"], "error": str(error)})
+        finally:
+            for fd in pipes:
+                os.close(fd)
+
     def _end(self, pid: int, token: str | None) -> None:
         """SIGKILL a started process, its group, and all that carry the token."""
         if pid in self._started and pid not in self._statuses:
@@ -178,12 +239,29 @@ class Spawner:
             if pid in self._started:
                 self._statuses[pid] = os.waitstatus_to_exitcode(status)
                 # Its children are ours by now, but for those that it had reaped itself.
-                self._started[pid] &= set(children_of(os.getpid()))
+                children = set(children_of(os.getpid()))
+                self._started[pid] &= children
+                if pid in self._executed:
+                    self._started[pid] |= self._end_session(pid, self._executed.pop(pid), children)
             for waiting in self._started.values():
                 waiting.discard(pid)
+                waiting -= {one for one in waiting if not Path(f"/proc/{one}").exists()}  # others have reaped them
             for ended in [p for p, left in self._started.items() if p in self._statuses and not left]:
                 del self._started[ended]
                 self._send({"exit": ended, "status": self._statuses.pop(ended)})
+
+    def _end_session(self, session: int, token: str | None, children: set[int]) -> set[int]:
+        """SIGKILL what an executed program left, and return it: processes of its session, and carriers of the token.
+
+        Of its session are its launchers' own, such as a process 1 that outlives its monitor.
+        """
+        left = {pid for pid in children - self._started.keys() if _is_of_session(pid, session)}
+        left |= set(carriers_of(token)) if token else set()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(session, signal.SIGKILL)
+        for pid in left:
+            _kill(pid)
+        return left
 
     def _send(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # the worker is gone: the next read says so
@@ -207,12 +285,15 @@ class Spawner:
 
 def main() -> None:
     """Entry point: the socket's descriptor is the only argument."""
-    link = socket.socket(fileno=int(sys.argv[1]))
-    link.set_inheritable(False)
+    # Above every number that a child is given.
+    link = socket.socket(fileno=fcntl.fcntl(int(sys.argv[1]), fcntl.F_DUPFD_CLOEXEC, COMMAND_FD + 1))
+    os.close(int(sys.argv[1]))
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     _libc.prctl(_PR_SET_PDEATHSIG, WORKER_DIED)
     null = os.open("/dev/null", os.O_RDWR)
-    os.dup2(null, COMMAND_FD, inheritable=False)  # held, so that no pipe made later gets the shell's number
+    for number in (REPORT_FD, COMMAND_FD):
+        if number != null:  # held, so that no pipe made later gets a number that a child is given
+            os.dup2(null, number, inheritable=False)
     wakeup, wakeup_write = os.pipe()
     os.set_blocking(wakeup_write, False)
     signal.set_wakeup_fd(wakeup_write)

@@ -43,22 +43,15 @@ class Terminal:
     """
 
     def __init__(
-        self,
-        spawner: SpawnClient,
-        launch: Launch,
-        workspace: tuple[str, ...],
-        limits: SandboxLimits,
-        token: str | None = None,
-        *,
-        root: str = "",
-        state: ShellState | None = None,
-    ) -> None:
+        self, spawner: SpawnClient, launch: Launch, workspace: tuple[str, ...], limits: SandboxLimits,
+        token: str | None = None, *, root: str = "", state: ShellState | None = None,
+    ) -> None:  # fmt: skip
         self._spawner, self._launch, self._limits, self._token = spawner, launch, limits, token
         # A shell that goes on finds the directories as they were left, also where they are gone.
         self._workspace, self._root = workspace if state is None else (), root
         first = moved(state or ShellState(workspace[0] if workspace else "/", "", root), root)
         self._cwd, self._exports = first.cwd, first.exports if state else None
-        self._lock = asyncio.Lock()
+        self.lock = asyncio.Lock()  # who holds it alone starts a shell or uses one
         self._process: Spawned | None = None
         self._started = False
         self._own_group = 0
@@ -84,18 +77,18 @@ class Terminal:
         Raises:
             ShellDied: it ended before its first prompt; the message holds what it printed.
         """
-        async with self._lock:
+        async with self.lock:
             if self._process is None:
                 await self._start()
 
     async def run(self, command: str, timeout_s: float = 30.0) -> CommandResult:
         """See `Shell.run`."""
-        async with self._lock:
+        async with self.lock:
             return await self._run(command, timeout_s)
 
     async def state(self) -> ShellState:
         """See `Shell.state`."""
-        async with self._lock:
+        async with self.lock:
             await self._ready()
             shown, self._output = self._output, BoundedOutput(_STATE_BYTES)
             result = await self._run(STATE_COMMAND, self._limits.start_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,10 @@ WHITEOUT = b".wh."
 OPAQUE = b".wh..wh..opq"
 OPAQUE_XATTR = "user.overlay.opaque"
 MAX_DEPTH = 256
+MAX_PATH = 3072
+"""Bytes of a directory's path: with the place where a layer is unpacked it must stay below the kernel's 4096."""
 _PLAIN_MODE = 0o755
+_MOVED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR)  # something in the sandbox moved it meanwhile
 
 
 @dataclass
@@ -49,12 +53,16 @@ class UpperWalk:
                 yield from self._directory(root, (), opaque_above=False)
         except OSError as error:
             raise LayerError(
-                f"the changes cannot be read: {error.strerror} at {error.filename!r}", boundary="layers"
-            ) from error
+                f"the changes cannot be read: {error.strerror} at {error.filename!r}", boundary="layers",
+                content=error.errno in _MOVED,
+            ) from error  # fmt: skip
 
     def _directory(self, directory: int, path: tuple[bytes, ...], opaque_above: bool) -> Iterator[tuple[Entry, int]]:
-        if len(path) > MAX_DEPTH:
-            raise LayerError(f"directories are nested deeper than {MAX_DEPTH}", boundary="layers")
+        if len(path) > MAX_DEPTH or len(b"/".join(path)) > MAX_PATH:
+            raise LayerError(
+                f"directories are nested deeper than {MAX_DEPTH}, or by more than {MAX_PATH} bytes of path",
+                boundary="layers", content=True,
+            )  # fmt: skip
         names = {os.fsencode(name) for name in os.listdir(directory)}
         names |= {point for point in self.trees if point and not path}  # a mount point need not be in the root's upper
         missing = set()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from urllib.parse import quote
 
 from stages.errors import ManifestError, ShardError
 
@@ -242,6 +243,23 @@ class StoreLayout:
         return self.root / "images"
 
     @property
+    def image_names(self) -> Path:
+        """Directory of the images' names."""
+        return self.images / "names"
+
+    def image_name(self, name: str) -> Path:
+        """Which digest an image name has; a name may hold slashes and colons, a file name may not."""
+        return self.image_names / f"{quote(name, safe='')}.json"
+
+    def image_blob(self, sha256: str) -> Path:
+        """The packed root file system of a digest, given in hexadecimal without a prefix."""
+        return self.images / f"{_safe(sha256, 'image digest')}.tar.zst"
+
+    def image_config(self, sha256: str) -> Path:
+        """What is known of an image beside its files."""
+        return self.images / f"{_safe(sha256, 'image digest')}.json"
+
+    @property
     def wheels(self) -> Path:
         """Directory of wheels."""
         return self.root / "wheels"
@@ -249,4 +267,4 @@ class StoreLayout:
     @property
     def directories(self) -> tuple[Path, ...]:
         """What must exist before the store is used, parents first."""
-        return (self.root, self.layer_keys, self.layer_blobs, self.images, self.wheels)
+        return (self.root, self.layer_keys, self.layer_blobs, self.images, self.image_names, self.wheels)

@@ -14,6 +14,7 @@ from sandbox.layers import unpack
 from sandbox.protocols import PackedLayer
 from stages import sharedfs
 from stages.errors import ShardError
+from stages.images import ImageStore
 from stages.layout import StoreLayout
 
 
@@ -29,6 +30,8 @@ class LayerStore:
 
     def __init__(self, layout: StoreLayout, node_dir: Path) -> None:
         self._layout, self._node_dir = layout, node_dir
+        self.images = ImageStore(layout, node_dir / ".images")
+        """The images of the same store, unpacked beside the layers."""
 
     def prepare(self) -> None:
         """Make the directories."""

@@ -10,28 +10,58 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from launch.slurm.client.errors import SlurmError
 from launch.slurm.client.protocol import JobUsage, SlurmClient
 from launch.slurm.record import Submission
+from stages import sharedfs
+from stages.layout import RunLayout
 
 HOUR_S: Final = 3600.0
 
 
 async def account(client: SlurmClient, submissions: Sequence[Submission], rollouts: int) -> dict[str, Any]:
-    """The summary's `slurm` value for a run with these submissions, of which `rollouts` ended; one query."""
+    """The summary's `slurm` value for a run with these submissions, which completed so many rollouts; one query.
+
+    `pools` and `total` are null where accounting says nothing, with a `reason`; `settled`: all jobs have ended.
+    """
     ids = list(dict.fromkeys(one.job_id for one in submissions))
     jobs = {"job_ids": ids, "submissions": len(submissions)}
+    nothing = {**jobs, "pools": None, "total": None, "settled": False}
     if not ids:
-        return {**jobs, "pools": None, "total": None, "reason": "the run was not submitted to Slurm"}
+        return {**nothing, "reason": "the run was not submitted to Slurm"}
     try:
         usages = await client.accounting(ids, min(one.submitted_at for one in submissions))
     except SlurmError as error:
-        return {**jobs, "pools": None, "total": None, "reason": str(error)}
+        return {**nothing, "reason": str(error)}
     if usages is None:
-        return {**jobs, "pools": None, "total": None, "reason": "this site keeps no accounts (sacct is off)"}
+        return {
+            **jobs,
+            "pools": None,
+            "total": None,
+            "settled": False,
+            "reason": "this site keeps no accounts (sacct is off)",
+        }
     if not usages:
-        return {**jobs, "pools": None, "total": None, "reason": "accounting does not know these jobs yet"}
+        return {
+            **jobs,
+            "pools": None,
+            "total": None,
+            "settled": False,
+            "reason": "accounting does not know these jobs yet",
+        }
     return {**jobs, **summarize(usages, submissions, rollouts)}
+
+
+def settle(layout: RunLayout, used: Mapping[str, Any]) -> None:
+    """Put the final figures into report/summary.json, where there is one: a job cannot do so before it has ended."""
+    try:
+        summary = msgspec.json.decode(sharedfs.read_bytes(layout.summary))
+    except FileNotFoundError:
+        return
+    changed = {**summary, "slurm": {**(summary.get("slurm") or {}), **used}}
+    sharedfs.write_atomic(layout.summary, msgspec.json.format(msgspec.json.encode(changed), indent=2))
 
 
 def summarize(usages: Sequence[JobUsage], submissions: Sequence[Submission], rollouts: int) -> dict[str, Any]:
@@ -42,9 +72,10 @@ def summarize(usages: Sequence[JobUsage], submissions: Sequence[Submission], rol
         pools.setdefault(names.get(usage.job_id, "unknown"), []).append(usage)
     figures = {name: _figures(parts, rollouts) for name, parts in sorted(pools.items())}
     total = _figures(usages, rollouts)
-    unmeasured = any(usage.cpu_s is None for usage in usages)
-    reason = "the CPU time of what still runs is not in accounting yet" if unmeasured else None
-    return {"pools": figures, "total": total, "reason": reason}
+    last = {usage.job_id: usage for usage in usages}
+    settled = all(usage.state.ended for usage in last.values())
+    reason = None if settled else "jobs of the run have not ended in accounting yet: these figures will grow"
+    return {"pools": figures, "total": total, "settled": settled, "reason": reason}
 
 
 def component_names(submissions: Sequence[Submission]) -> dict[str, str]:

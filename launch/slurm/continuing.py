@@ -16,10 +16,12 @@ from launch.slurm import record
 from launch.slurm.client import open_client
 from launch.slurm.client.errors import SlurmError
 from launch.slurm.client.protocol import JobInfo
+from launch.slurm.code import code_digest
 from launch.slurm.record import Submission
 from launch.slurm.shapes import jobs_of
 from stages import sharedfs
 from stages.layout import RunLayout
+from stages.status import read_status
 
 KILLED_S: Final = 120.0
 """How long a job that asked Slurm to requeue or cancel it waits for its own end."""
@@ -50,6 +52,20 @@ class Continuing:
         """Whether the run can do without this job: it was added to a pool later."""
         return self._mine.workers > 0
 
+    @property
+    def is_linked(self) -> bool:
+        """Whether other components of the run are jobs of their own."""
+        return self._mine.placement == "linked"
+
+    def changed_code(self) -> str:
+        """What to say where the code is not what this job was submitted with, or nothing. Blocking."""
+        if self._mine.code in ("", code_digest()):
+            return ""
+        return (
+            f"{self._layout.root}: the code changed after job {self._job_id} was submitted; `rollmill resume` runs the "
+            "new code, cluster.changed_code=record any"
+        )
+
     def missing_components(self) -> str:
         """What of a heterogeneous job did not come (back), or nothing."""
         wanted, there = len(self._mine.components), int(os.environ.get("SLURM_HET_SIZE", "1"))
@@ -57,7 +73,7 @@ class Continuing:
 
     def _find_or_note(self) -> Submission:
         """This job's record; made here where its submitter died before it could note the job down."""
-        submissions = record.read(self._layout)
+        submissions = record.read(self._layout, forgotten=True)
         mine = [one for one in submissions if one.job_id == self._job_id]
         if mine:
             return mine[-1]
@@ -69,11 +85,12 @@ class Continuing:
             job=self._job,
             job_id=self._job_id,
             placement=placement,
-            components=[component.name for job in jobs for component in job.components] or [self._job],
+            components=[component.name for job in jobs for component in job.components] or [self._job.partition("+")[0]],
             clusters=list(self._config.cluster.clusters),
             submitted_at=time.time(),
             workers=0 if jobs else 1,
             control=any(step.name == "control" for job in jobs for step in job.steps),
+            code=code_digest(),
         )
         record.add(self._layout, note)
         return note
@@ -105,27 +122,53 @@ class Continuing:
     def _component(self, job: JobInfo) -> str:
         return self._mine.components[job.het_offset or 0]
 
-    async def end_rivals(self) -> None:
+    async def end_rivals(self) -> str:
         """placement=auto: of the heterogeneous job and the linked ones, the first to start is the run; the other goes.
 
+        Where both start within a moment the heterogeneous one stays: the held-back job takes it away only while it
+        waits. Returns why this job is not the run, or nothing.
+
         Raises:
-            LaunchError: the other runs already.
+            LaunchError: the linked jobs beside the router's could not be submitted.
         """
+        if self._mine.forgotten:
+            return "another job of the run started before"
         submissions = await asyncio.to_thread(record.read, self._layout)
         rivals = [one for one in record.current(submissions) if one.control and one.job_id != self._job_id]
         if not rivals:
-            return
-        await self._cancel([one.job_id for one in rivals])
-        for one in rivals:
-            await asyncio.to_thread(record.forget, self._layout, one)
-        if self._mine.reason == "fallback":
+            return ""
+        ids, held_back = [one.job_id for one in rivals], self._mine.reason == "fallback"
+        await self._cancel(ids, pending_only=held_back)
+        if held_back:
+            if await self._any_runs(ids):
+                return f"the heterogeneous job {', '.join(ids)} has started"
             from launch.slurm.submit import run_id_of, submit_rest
 
             run_id = await asyncio.to_thread(run_id_of, self._layout)
-            made = await asyncio.to_thread(submit_rest, self._config, self._layout, run_id)
+            made = await asyncio.to_thread(submit_rest, self._config, self._layout, run_id, self._mine)
             _say(f"the heterogeneous job waited too long: linked jobs {', '.join(one.job_id for one in made)} instead")
+        # Last: a leader that dies before this does all of it again, and nothing twice.
+        for one in rivals:
+            await asyncio.to_thread(record.forget, self._layout, one)
+        return ""
+
+    async def _any_runs(self, ids: list[str]) -> bool:
+        try:
+            return any(job.state.holds_nodes for job in await self._client.jobs(ids))
+        except SlurmError as error:
+            _say(f"whether {', '.join(ids)} has started is not known, so this job goes on: {error}")
+            return False
 
     # -- when it has ended --------------------------------------------------------------------------------------------
+
+    def was_cut_short(self, code: int) -> bool:
+        """Whether a driver that was asked to hand over has left work that another start can do. Blocking."""
+        return code == Exit.REQUEUED or (code > 128 and _state(self._layout) != "cancelled")
+
+    async def fail(self, why: str) -> None:
+        """End the run without a driver: the jobs that wait are taken away, those that run read it in the summary."""
+        await asyncio.to_thread(_leave_failure, self._layout, why)
+        await self.finish(Exit.WRONG)
 
     async def go_on(self) -> int:
         """Let the run go on in another start of this job; returns the exit code of this one."""
@@ -153,8 +196,10 @@ class Continuing:
         return await self._wait_for_the_end(code)
 
     async def _may_go_on(self) -> bool:
-        earlier = [one for one in await asyncio.to_thread(record.read, self._layout) if one.job == self._job]
-        times = int(os.environ.get("SLURM_RESTART_COUNT", "0")) + sum(one.reason == "continue" for one in earlier)
+        earlier = [one.reason for one in await asyncio.to_thread(record.read, self._layout) if one.job == self._job]
+        by_people = [place for place, reason in enumerate(earlier) if reason != "continue"]
+        again = len(earlier) - 1 - max(by_people, default=-1)  # since somebody last launched or resumed it
+        times = int(os.environ.get("SLURM_RESTART_COUNT", "0")) + again
         most = self._config.cluster.max_requeues
         if times < most:
             return True
@@ -163,7 +208,7 @@ class Continuing:
         )
         _say(why)
         if self._mine.control:
-            await asyncio.to_thread(_amend_summary, self._layout, {"state": "failed", "stuck": why})
+            await asyncio.to_thread(_leave_failure, self._layout, why)
         return False
 
     async def _submit_after(self, reason: str) -> int:
@@ -179,7 +224,7 @@ class Continuing:
             run_id = await asyncio.to_thread(run_id_of, self._layout)
             made = await asyncio.to_thread(
                 submit_job, self._config, self._layout, run_id, job, placement, reason,
-                options=[f"--dependency=afterany:{self._job_id}"],
+                options=[f"--dependency=afterany:{self._job_id}"], code=self._mine.code,
             )  # fmt: skip
         except LaunchError as error:
             _say(f"the run cannot go on by itself: {error}; `rollmill resume` carries it on")
@@ -223,12 +268,14 @@ def _state(layout: RunLayout) -> str:
         return ""
 
 
-def _amend_summary(layout: RunLayout, more: dict[str, Any]) -> None:
+def _leave_failure(layout: RunLayout, why: str) -> None:
+    """Say in the summary that the run has failed and why, also where no driver has left one."""
     try:
         summary = msgspec.json.decode(sharedfs.read_bytes(layout.summary))
     except FileNotFoundError:
-        return
-    sharedfs.write_atomic(layout.summary, msgspec.json.format(msgspec.json.encode({**summary, **more}), indent=2))
+        summary = {**read_status(layout), "members": []}
+    summary |= {"state": "failed", "stuck": why, "error": why}
+    sharedfs.write_atomic(layout.summary, msgspec.json.format(msgspec.json.encode(summary), indent=2))
 
 
 def _say(text: str) -> None:

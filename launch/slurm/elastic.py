@@ -29,9 +29,9 @@ async def grow(config: Config, layout: RunLayout, pool: PoolName, workers: int, 
     """
     from launch.slurm.submit import run_id_of, submit_job
 
-    submissions = await asyncio.to_thread(record.read, layout)
-    first = _next_number(config, submissions, pool)
-    job = added_job(config, pool, workers, first, partition=partition)
+    submissions = await asyncio.to_thread(record.read, layout, forgotten=True)
+    first, nth = _next_number(config, submissions, pool), len(added_jobs(submissions, pool)) + 1
+    job = added_job(config, pool, workers, first, nth=nth, partition=partition)
     run_id = await asyncio.to_thread(run_id_of, layout)
     return await asyncio.to_thread(
         submit_job, config, layout, run_id, job, "linked", "scale", workers=workers, first=first
@@ -102,8 +102,9 @@ class Autoscaler:
         if now - self._looked < LOOK_S or status.get("state") != "running":
             return
         self._looked = now
-        submissions = await asyncio.to_thread(record.read, self._layout)
-        added = [Added(one.job_id, one.first, one.workers) for one in added_jobs(submissions, "run")]
+        submissions = await asyncio.to_thread(record.read, self._layout, forgotten=True)
+        there = [one for one in added_jobs(submissions, "run") if not one.forgotten]
+        added = [Added(one.job_id, one.first, one.workers) for one in there]
         left = self._config.cluster.max_submissions_per_hour - record.in_last_hour(submissions)
         decided = self._controller.decide(now, status, added, left)
         try:

@@ -6,12 +6,14 @@ import asyncio
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from conf.load import load_config
 from launch.drive import TOLD_BY_SLURM
 from launch.errors import Exit
+from launch.slurm.code import CODE_CHANGED
 from launch.slurm.continuing import Continuing
 from launch.slurm.run_over import run_is_over
 from launch.slurm.sruns import Steps, parse_steps
@@ -40,6 +42,7 @@ class Leader:
     """One start of one job."""
 
     def __init__(self, layout: RunLayout, job: str, lines: str, signal_s: int) -> None:
+        self._patience_s = HAND_OVER_S
         self._layout, self._job, self._lines, self._signal_s = layout, job, lines, signal_s
         self._config = load_config(layout.root)
         self._told, self._ended = asyncio.Event(), asyncio.Event()
@@ -57,13 +60,21 @@ class Leader:
         if missing:
             return await self._continuing.submit_again(missing)
         leads_run = self._continuing.leads_run
-        if leads_run:
-            await self._continuing.end_rivals()
-        self._attempt = await asyncio.to_thread(_attempt, self._layout, begin=leads_run)
+        if leads_run and (rival := await self._continuing.end_rivals()):
+            _say(f"{rival}: this job is not needed")
+            return Exit.DONE
+        changed = await asyncio.to_thread(self._continuing.changed_code)
+        if changed:
+            _say(changed)
+            if self._config.cluster.changed_code == "refuse":
+                return await self._refuse(changed)
+        # A linked job that has failed does not come back with the router's; the components of one job all do.
+        stale: list[control.Request] = ["drain"] if self._continuing.is_linked else ["drain", "fail"]
+        self._attempt = await asyncio.to_thread(_attempt, self._layout, stale if leads_run else ())
         self._steps = Steps(parse_steps(self._lines, self._attempt))
         _say(f"job {self._job}, attempt {self._attempt}: {', '.join(self._steps.names)}")
-        await self._steps.start(self._attempt)
         try:
+            await self._steps.start(self._attempt, {CODE_CHANGED: "1" if changed else "0"})
             return await (self._lead_run() if leads_run else self._follow_run())
         finally:
             await self._steps.end(HAND_OVER_S)
@@ -75,15 +86,25 @@ class Leader:
         broken = await self._until_told()
         if not self._ended.is_set() and not self._steps.over("control"):
             await self._hand_over()
-        code = await self._steps.wait("control", HAND_OVER_S)
-        await self._steps.end(HAND_OVER_S)
+        if self._ended.is_set():
+            await self._steps.end(self._patience_s)
+            return 128 + signal.SIGTERM
+        code = await self._steps.wait("control", self._patience_s)
+        await self._steps.end(self._patience_s)
         if self._ended.is_set():
             return 128 + signal.SIGTERM
-        if code == Exit.REQUEUED and broken:
-            return await self._continuing.submit_again(broken)
-        if code == Exit.REQUEUED and (self._told.is_set() or await self._steps_were_told()):
-            return await self._continuing.go_on()
+        told = self._told.is_set() or await self._steps_were_told()
+        if (told or bool(broken)) and await asyncio.to_thread(self._continuing.was_cut_short, code):
+            return await (self._continuing.submit_again(broken) if broken else self._continuing.go_on())
         return await self._continuing.finish(code)
+
+    async def _refuse(self, why: str) -> int:
+        """cluster.changed_code=refuse: nothing is started, and the run is told that this job is missing."""
+        if self._continuing.leads_run:
+            await self._continuing.fail(why)
+        elif not self._continuing.is_added:
+            control.request(self._layout.root, "fail", why)
+        return Exit.WRONG
 
     async def _until_told(self) -> str:
         """Return when the driver has ended, or when it has to; says what of a heterogeneous job Slurm took away."""
@@ -114,7 +135,9 @@ class Leader:
             left = until - time.monotonic()
             if left <= 0:
                 _say("the drain takes longer than there is time: ending the steps now")
-                self._steps.terminate("control")
+                self._patience_s = RESERVE_S / 3  # twice this, and the rest for the call that lets the run go on
+                for name in self._steps.names:
+                    self._steps.terminate(name)
                 return
             await self._steps.next_end(self._ended, timeout_s=left)
 
@@ -152,18 +175,25 @@ class Leader:
             left_s = await self._continuing.seconds_left()
             _say("told to end soon: handing over")
             await self._steps.end(max(5.0, (self._signal_s if left_s is None else left_s) - RESERVE_S))
-            return await self._continuing.go_on()
+            code = await self._continuing.go_on()
+            if code == Exit.FAILED and not self._continuing.is_added:
+                control.request(self._layout.root, "fail", f"component {self._job} ended and cannot go on by itself")
+            return code
         if gone is not None and not self._continuing.is_added:
             self._tell_driver(gone)
         return self._steps.code(self._steps.names[0]) or Exit.FAILED
 
 
-def _attempt(layout: RunLayout, *, begin: bool) -> int:
-    """The run's attempt: the newest, or a new one where the router has been in that; its log directory is there."""
-    if begin:
-        control.clear(layout, ("drain", "fail"))
+def _attempt(layout: RunLayout, stale: Sequence[control.Request]) -> int:
+    """The run's attempt: the newest, or a new one where the router has been in that; its log directory is there.
+
+    Args:
+        layout: the run directory.
+        stale: requests to an earlier attempt that do not hold for a new one; empty for a job that begins none.
+    """
+    control.clear(layout, stale)
     attempt = manifest.last_attempt(layout)
-    if begin and any(layout.attempt_logs(attempt).glob("control-*")):
+    if stale and any(layout.attempt_logs(attempt).glob("control-*")):
         attempt = manifest.begin_attempt(layout)
     sharedfs.make_dirs(layout.attempt_logs(attempt))  # srun cannot start a task whose log it cannot open
     return attempt

@@ -27,6 +27,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
         first: number of the first worker process that it starts; added jobs go on counting where the others end.
         workers: processes that an added job brings; 0 for a placement's own.
         control: whether the router and the workflow run in it.
+        code: digest of the code that a person submitted it with (launch.slurm.code); "" where that is not known.
+        forgotten: whether it counts for the bound an hour alone: its job was cancelled in favour of others.
     """
 
     name: str
@@ -41,6 +43,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     first: int = 1
     workers: int = 0
     control: bool = False
+    code: str = ""
+    forgotten: bool = False
 
 
 def path(layout: RunLayout, name: str) -> Path:
@@ -48,14 +52,15 @@ def path(layout: RunLayout, name: str) -> Path:
     return layout.slurm / f"{name}.json"
 
 
-def read(layout: RunLayout) -> list[Submission]:
-    """All submissions, oldest first."""
+def read(layout: RunLayout, *, forgotten: bool = False) -> list[Submission]:
+    """All submissions, oldest first; those that were forgotten only where they are asked for."""
     try:
         names = sharedfs.list_dir(layout.slurm)
     except FileNotFoundError:
         return []
     files = [name for name in names if name.endswith(".json") and not name.startswith(".")]
     found = [msgspec.json.decode(sharedfs.read_bytes(layout.slurm / name), type=Submission) for name in files]
+    found = [one for one in found if forgotten or not one.forgotten]
     return sorted(found, key=lambda one: (one.submitted_at, one.name))
 
 
@@ -65,12 +70,12 @@ def add(layout: RunLayout, submission: Submission) -> None:
 
 
 def forget(layout: RunLayout, submission: Submission) -> None:
-    """Take a submission out of the record: its job was cancelled in favour of another placement's."""
-    sharedfs.unlink(path(layout, submission.name))
+    """Take a submission out of what the run consists of; that it was submitted stays true."""
+    add(layout, msgspec.structs.replace(submission, forgotten=True))
 
 
 def in_last_hour(submissions: list[Submission], now: float | None = None) -> int:
-    """How many jobs were submitted within the last hour."""
+    """How many jobs were submitted within the last hour; `submissions` should hold the forgotten ones too."""
     now = time.time() if now is None else now
     return sum(one.submitted_at > now - 3600 for one in submissions)
 

@@ -15,6 +15,8 @@ from launch.slurm import record
 from launch.slurm.client import open_client
 from launch.slurm.client.errors import SlurmError
 from stages import beacon, sharedfs
+from stages.beacon import Beacon
+from stages.errors import StageError
 from stages.layout import RunLayout
 
 LOOK_S: Final = 2.0
@@ -32,7 +34,7 @@ async def run_is_over(config: Config, layout: RunLayout) -> str:
     still_since, last = time.monotonic(), None
     asked = time.monotonic()
     while True:
-        found = await asyncio.to_thread(beacon.read, layout)
+        found = await asyncio.to_thread(_beacon, layout)
         if found is None or found.ended:
             state = await asyncio.to_thread(_summary_state, layout)
             if state in OVER:
@@ -48,10 +50,18 @@ async def run_is_over(config: Config, layout: RunLayout) -> str:
         await asyncio.sleep(LOOK_S)
 
 
+def _beacon(layout: RunLayout) -> Beacon | None:
+    """None also where the file cannot be read: it is looked at again, and meanwhile the router counts as silent."""
+    try:
+        return beacon.read(layout)
+    except (OSError, StageError):
+        return None
+
+
 def _summary_state(layout: RunLayout) -> str:
     try:
         return str(msgspec.json.decode(sharedfs.read_bytes(layout.summary)).get("state", ""))
-    except (FileNotFoundError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError):
         return ""
 
 
@@ -65,5 +75,7 @@ async def _control_has_ended(config: Config, layout: RunLayout) -> str:
         jobs = await open_client(config.cluster.clusters).jobs(ids)
     except SlurmError:
         return ""
+    if not jobs:  # the controller knows every job that waits or runs
+        return f"Slurm does not know the router's job {ids[-1]} any more"
     ended = [job for job in jobs if job.state.ended]
-    return f"the router's job {ids[-1]} is {ended[-1].state.value}" if jobs and len(ended) == len(jobs) else ""
+    return f"the router's job {ids[-1]} is {ended[-1].state.value}" if len(ended) == len(jobs) else ""

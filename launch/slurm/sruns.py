@@ -49,15 +49,17 @@ class Steps:
         self._commands = dict(commands)
         self._running: dict[str, asyncio.subprocess.Process] = {}
         self._waiting: dict[str, asyncio.Task[int]] = {}
+        self._told_of: set[str] = set()
+        """Steps whose end `next_end` has returned."""
 
     @property
     def names(self) -> list[str]:
         """In the order of the batch script."""
         return list(self._commands)
 
-    async def start(self, attempt: int) -> None:
-        """Start all at once."""
-        environment = {**os.environ, IN_JOB: str(attempt)}
+    async def start(self, attempt: int, more: Mapping[str, str] | None = None) -> None:
+        """Start all at once, with `more` in their environment."""
+        environment = {**os.environ, IN_JOB: str(attempt), **(more or {})}
         for name, words in self._commands.items():
             # A session of its own: what Slurm or a terminal sends to the batch shell's group reaches the leader alone.
             process = await asyncio.create_subprocess_exec(
@@ -76,21 +78,27 @@ class Steps:
         return code if code >= 0 else 128 - code
 
     async def next_end(self, *events: asyncio.Event, timeout_s: float | None = None) -> str | None:
-        """The name of a step that ended while this was called; None where an event or the time came first."""
-        alive = {task: name for name, task in self._waiting.items() if not task.done()}
+        """The name of a step that has ended, each once; None where an event or the time came first.
+
+        Also one that ended while nobody called this: a step may fail before the next one has been started.
+        """
+        alive = [task for name, task in self._waiting.items() if name not in self._told_of]
         watching = [asyncio.create_task(event.wait()) for event in events]
         try:
-            done, _ = await asyncio.wait({*alive, *watching}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({*alive, *watching}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in watching:
                 task.cancel()
-        return next((alive[task] for task in done if task in alive), None)
+        ended = next((name for name in self._waiting if self.over(name) and name not in self._told_of), None)
+        if ended is not None:
+            self._told_of.add(ended)
+        return ended
 
     async def wait(self, name: str, timeout_s: float) -> int:
         """The exit code of a step; one that does not end in time is terminated."""
         await asyncio.wait({self._waiting[name]}, timeout=timeout_s)
         if not self.over(name):
-            await self._end([name], KILL_S)
+            await self._end([name], 0.0)
         return self.code(name)
 
     def drain(self) -> None:

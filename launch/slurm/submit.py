@@ -19,6 +19,7 @@ from launch.slurm import executor, record, render
 from launch.slurm.checks import check
 from launch.slurm.client import open_client
 from launch.slurm.client.errors import SlurmError
+from launch.slurm.code import code_digest
 from launch.slurm.errors import SubmissionError
 from launch.slurm.findings import refuse
 from launch.slurm.places import places
@@ -104,7 +105,11 @@ def place(config: Config, layout: RunLayout, run_id: str, reason: str) -> list[S
             raise
         sys.stderr.write(f"rollmill: no heterogeneous job here, so linked jobs: {error}\n")
         return _submit_all(config, layout, run_id, "linked", reason)
-    return [*made, _submit_fallback(config, layout, run_id)]
+    try:
+        return [*made, _submit_fallback(config, layout, run_id)]
+    except LaunchError as error:
+        sys.stderr.write(f"rollmill: the heterogeneous job is in the queue, but no linked job waits behind it: {error}\n")
+        return made
 
 
 def _submit_fallback(config: Config, layout: RunLayout, run_id: str) -> Submission:
@@ -117,9 +122,11 @@ def _submit_fallback(config: Config, layout: RunLayout, run_id: str) -> Submissi
     return submit_job(config, layout, run_id, control, "linked", "fallback", options=[later])
 
 
-def submit_rest(config: Config, layout: RunLayout, run_id: str) -> list[Submission]:
-    """The linked jobs beside the router's, when that has started as the fallback."""
-    return [submit_job(config, layout, run_id, job, "linked", "fallback") for job in jobs_of(config, "linked")[1:]]
+def submit_rest(config: Config, layout: RunLayout, run_id: str, first: Submission) -> list[Submission]:
+    """The linked jobs beside the router's, `first`, when that has started as the fallback; those there are stay."""
+    there = {one.job for one in record.read(layout) if one.submitted_at >= first.submitted_at}
+    rest = [job for job in jobs_of(config, "linked") if job.name not in there]
+    return [submit_job(config, layout, run_id, job, "linked", "fallback", code=first.code) for job in rest]
 
 
 def _submit_all(
@@ -143,8 +150,11 @@ def submit_job(
     options: Sequence[str] = (),
     workers: int = 0,
     first: int = 1,
+    code: str = "",
 ) -> Submission:
     """Submit one job and note it down. Blocking.
+
+    `code` is the digest of the code that a person submitted; "" where this is that submission.
 
     Raises:
         SubmissionError: Slurm refused, or was not reached.
@@ -173,13 +183,14 @@ def submit_job(
         first=first,
         workers=workers,
         control=any(step.name == "control" for step in job.steps),
+        code=code or code_digest(),
     )
     record.add(layout, submission)
     return submission
 
 
 def _check_rate(layout: RunLayout, most: int) -> None:
-    lately = record.in_last_hour(record.read(layout))
+    lately = record.in_last_hour(record.read(layout, forgotten=True))
     if lately >= most:
         raise TooManySubmissionsError(
             f"{layout.root}: {lately} jobs were submitted within an hour, as many as "

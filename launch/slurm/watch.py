@@ -9,6 +9,7 @@ waits, at most once in five minutes. Where Slurm does not answer, the run's own 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pwd
 import random
@@ -20,7 +21,7 @@ from typing import Any, Final
 
 from conf.schema import Config
 from launch.slurm import record, words
-from launch.slurm.accounting import component_names
+from launch.slurm.accounting import account, component_names, settle
 from launch.slurm.client import open_client
 from launch.slurm.client.commands import current_user
 from launch.slurm.client.errors import SlurmError
@@ -112,15 +113,29 @@ class RunWatch:
         """
         submissions = await self._read()
         document = await fetch_status(self._layout.root)
-        final = await asyncio.to_thread(sharedfs.exists, self._layout.summary)
-        if not submissions or (final and document.get("state") == "completed"):
+        if not submissions:
             return document
+        final = await asyncio.to_thread(sharedfs.exists, self._layout.summary)
+        if final and document.get("state") in {"completed", "cancelled"}:
+            return {**document, "slurm": await self._used(document, submissions)}
         if self._schedule.due(self._now(), hearing=await self._hears()):
             submissions = await self._read(anew=True)
             await self._ask(record.current(submissions))
         said = await self._verdict(document, submissions, final=final)
         section = {**_mapping(document.get("slurm")), **self._section(record.current(submissions), document)}
         return {**document, "state": said.state, "stuck": document.get("stuck") or said.reason, "slurm": section}
+
+    async def _used(self, document: Mapping[str, Any], submissions: Sequence[Submission]) -> Mapping[str, Any]:
+        """What a run that is over has used: from its summary, else from accounting and then put into the summary."""
+        known = _mapping(document.get("slurm"))
+        if known.get("settled"):
+            return known
+        completed = int(_mapping(document.get("rollouts")).get("completed") or 0)
+        used = await account(self._client, submissions, completed)
+        if used["settled"]:
+            with contextlib.suppress(OSError):  # a reader who may not write there still gets the figures
+                await asyncio.to_thread(settle, self._layout, used)
+        return {**known, **used}
 
     async def _read(self, *, anew: bool = False) -> list[Submission]:
         """The run's submissions; the directory is listed once in half a minute at most, and before every question."""
@@ -204,8 +219,8 @@ class RunWatch:
     def _section(self, newest: Sequence[Submission], document: Mapping[str, Any]) -> dict[str, Any]:
         """The `slurm` key of the status document."""
         seen, names = self._seen, component_names(newest)
-        known = seen.jobs if seen.asked_at is not None else []
-        jobs = [_job(job, names) for job in sorted(known, key=lambda job: (int(job.leader_id), job.het_offset or 0))]
+        known = sorted(seen.jobs, key=lambda job: (int(job.leader_id), job.het_offset or 0))
+        jobs = [_job(job, names) for job in known]
         missing = [one for one in newest if one.job_id not in {job.leader_id for job in known}]
         jobs += [_unknown(one, document) for one in missing]
         lines = words.explain(known, seen.site, seen.share, components=names, now=self._now())

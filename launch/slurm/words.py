@@ -145,7 +145,7 @@ def _sooner(queued: Sequence[JobInfo], site: SiteInfo) -> list[str]:
     for part_name in dict.fromkeys(job.partition for job in queued):
         jobs = [job for job in queued if job.partition == part_name]
         wanted = sum(max(1, job.node_count) for job in _together(jobs))
-        free = _fitting(site.nodes_of(part_name), jobs)
+        free = _fitting(site.nodes_of(part_name), jobs, planned=True)
         if free >= wanted:
             lines.append(f"{part_name} has {free} idle nodes and {wanted} are wanted: it may start at any moment")
             continue
@@ -175,11 +175,15 @@ def _together(jobs: Sequence[JobInfo]) -> Sequence[JobInfo]:
     return [max(jobs, key=lambda job: job.node_count)]
 
 
-def _fitting(nodes: Sequence[NodeInfo], jobs: Sequence[JobInfo]) -> int:
-    """Idle nodes that have the CPUs and GPUs which the largest of these jobs wants of one node."""
+def _fitting(nodes: Sequence[NodeInfo], jobs: Sequence[JobInfo], *, planned: bool = False) -> int:
+    """Idle nodes that have the CPUs and GPUs which the largest of these jobs wants of one node.
+
+    `planned` counts those too that backfill keeps for a job: in the partition where these wait it may be one of them.
+    """
     cpus = max((-(-job.cpus // max(1, job.node_count)) for job in jobs), default=0)
     gpus = max((-(-job.gpus // max(1, job.node_count)) for job in jobs), default=0)
-    return sum(node.idle and node.cpus >= cpus and node.gpus >= gpus for node in nodes)
+    free = [node for node in nodes if node.idle or (planned and node.state in {"plnd", "planned"})]
+    return sum(node.cpus >= cpus and node.gpus >= gpus for node in free)
 
 
 def _fits(jobs: Sequence[JobInfo], max_time_min: int | None) -> bool:

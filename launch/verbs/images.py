@@ -89,6 +89,8 @@ def _verify(images: ImageStore, names: list[str], chosen: _Chosen) -> int:
     del chosen
     from sandbox.errors import SandboxError
 
+    for name in names:
+        images.digest(name)  # one that is not there stops the verb
     damaged = 0
     for name in names or [record.name for record, _ in images.names()]:
         try:

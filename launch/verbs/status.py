@@ -67,10 +67,30 @@ def status_text(status: Mapping[str, Any]) -> str:
 def slurm_lines(slurm: Mapping[str, Any], now: float) -> list[str]:
     """The Slurm part for people: a line a job, the fair-share factor, and what would start sooner."""
     lines = [_job(item, now) for item in slurm.get("jobs") or () if isinstance(item, Mapping)]
+    words = [str(line) for line in slurm.get("words") or ()]
     share = slurm.get("fair_share")
-    if isinstance(share, Mapping) and share.get("factor") is not None:
-        lines.append(f"share    fair-share factor {share['factor']:.2f} ({share.get('user')}, {share.get('account')})")
-    return lines + [f"slurm    {line}" for line in slurm.get("words") or ()]
+    said = any("fair-share factor" in line for line in words)
+    if isinstance(share, Mapping) and share.get("factor") is not None and not said:
+        words.append(f"fair-share factor {share['factor']:.2f} ({share.get('user')}, {share.get('account')})")
+    lines += [f"slurm    {line}" for line in words]
+    return lines + _used(slurm)
+
+
+def _used(slurm: Mapping[str, Any]) -> list[str]:
+    """What the run has used, where accounting says so."""
+    pools = slurm.get("pools")
+    if not isinstance(pools, Mapping):
+        return []
+    lines = []
+    for name, used in [*pools.items(), ("all", slurm.get("total") or {})]:
+        idle, cost = used.get("idle_share"), used.get("cost_per_1000")
+        said = f"used     {name}: {used.get('cpu_hours', 0):.2f} CPU-hours"
+        said += f" ({idle:.0%} idle)" if idle is not None else ""
+        said += f", {used.get('gpu_hours', 0):.2f} GPU-hours"
+        if cost:
+            said += f"; a thousand rollouts: {cost['cpu_hours']:.2f} CPU-hours, {cost['gpu_hours']:.2f} GPU-hours"
+        lines.append(said)
+    return lines
 
 
 def _job(job: Mapping[str, Any], now: float) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -13,14 +12,16 @@ import msgspec
 
 from sandbox.errors import SandboxError
 from sandbox.layers import unpack
+from sandbox.protect import Protection
 from sandbox.protocols import SandboxBackend, SandboxSpec
+from sandbox.scratch import remove_tree
 from stages.errors import RolloutError, VerifierError
 from stages.handoff import wait_record
 from stages.identity import here, slurm_job_id
 from stages.layout import RunLayout
 from stages.ledger.outcomes import OK, OUTCOMES, failure_class
 from stages.pools.run import oldest_version
-from stages.protocols import Reward, Task
+from stages.protocols import Environment, Reward, Task
 from stages.shards.writer import ShardWriter
 from stages.store import LayerStore
 from stages.trajectory import Row, RunResult, Timing
@@ -97,10 +98,12 @@ class EvalHand(Stagehand):
     async def _verify(self, given: EvalInput, left: RunResult) -> Reward:
         environment = self._task.environment(given.payload)
         stack = [await asyncio.to_thread(self._store.unpacked, digest) for digest in given.layers]
-        workspace = await asyncio.to_thread(self._unpack_workspace, left)
+        image = await asyncio.to_thread(self._store.images.unpacked, environment.image)
+        below = stack if image.root == "host" else [Path(image.root), *stack]
+        workspace = await asyncio.to_thread(self._unpack_workspace, left, environment, below)
         try:
             spec = SandboxSpec(
-                image=environment.image, workspace=environment.workspace,
+                image=image.root, env=image.env, workspace=environment.workspace,
                 layers=tuple(str(layer) for layer in (*stack, *workspace)),
             )  # fmt: skip
             async with self._backend.create(spec) as sandbox:
@@ -111,15 +114,20 @@ class EvalHand(Stagehand):
             raise VerifierError(f"{type(error).__name__}: {error}") from error
         finally:
             for directory in workspace:
-                await asyncio.to_thread(shutil.rmtree, directory.parent, ignore_errors=True)
+                await asyncio.to_thread(remove_tree, directory.parent)
 
-    def _unpack_workspace(self, left: RunResult) -> list[Path]:
-        """RUN's workspace as a layer directory of its own, in a fresh node-local place."""
+    def _unpack_workspace(self, left: RunResult, environment: Environment, below: list[Path]) -> list[Path]:
+        """RUN's workspace as a layer directory of its own, in a fresh node-local place, without what is protected."""
         if left.workspace is None or left.workspace_digest is None:
             return []
         place = Path(tempfile.mkdtemp(prefix="workspace-", dir=self._scratch))
         directory = place / "layer"
-        unpack(io.BytesIO(left.workspace), directory, digest=left.workspace_digest)
+        try:
+            unpack(io.BytesIO(left.workspace), directory, digest=left.workspace_digest)
+            Protection(environment.workspace, environment.protected).apply(directory, below)
+        except BaseException:
+            remove_tree(place)
+            raise
         return [directory]
 
     def _row(

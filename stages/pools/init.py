@@ -33,7 +33,8 @@ class InitHand(Stagehand):
         if found is not None:
             return Result(layer=found, cached=True)
         environment = self._task.environment(given.payload)
-        spec = SandboxSpec(image=environment.image, workspace=environment.workspace)
+        image = await asyncio.to_thread(self._store.images.unpacked, environment.image)
+        spec = SandboxSpec(image=image.root, workspace=environment.workspace, env=image.env)
         async with asyncio.timeout(given.budget_s), self._backend.create(spec) as sandbox:
             await self._task.prepare(sandbox, given.payload)
             packed = await sandbox.pack()

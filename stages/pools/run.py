@@ -11,14 +11,15 @@ from typing import Any, Final
 
 import msgspec
 
-from sandbox.errors import SandboxError
-from sandbox.protocols import Sandbox, SandboxBackend, SandboxSpec
+from sandbox.errors import LayerError, SandboxError
+from sandbox.protocols import Sandbox, SandboxBackend, SandboxLimits, SandboxSpec
 from stages.chat import ChatTokenizer
 from stages.engine_client import EngineClient
 from stages.errors import AgentError, PolicyTimeoutError, RolloutError, StageError
 from stages.handoff import SegmentWriter
 from stages.http import RouterLink
 from stages.identity import here
+from stages.images import UnpackedImage
 from stages.layout import RunLayout
 from stages.ledger.outcomes import GIVEN_BACK, OK, OUTCOMES
 from stages.model import StreamModel
@@ -30,6 +31,8 @@ from stages.wire import LeaseOut, RunInput, SessionIn, SessionOut
 from stages.worker import Keep, Result, Stagehand
 
 CANCEL_S: Final = 2.0
+LIMITS: Final = SandboxLimits(pack_bytes=512 * 1024 * 1024, pack_entries=200_000)
+"""What an agent may leave in its workspace: it is kept in a segment, and unpacked once more to be graded."""
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -92,6 +95,7 @@ class RunHand(Stagehand):
         given = msgspec.json.decode(lease.input, type=RunInput)
         environment = self._task.environment(given.payload)
         layers = [await asyncio.to_thread(self._store.unpacked, digest) for digest in given.layers]
+        image = await asyncio.to_thread(self._store.images.unpacked, environment.image)
         saving = self._saving
         async with restored(saving.layout.root, given, saving.scratch, saving.visibility_s) as before:
             lost = given.checkpoint.tokens if given.checkpoint is not None and before is None else 0
@@ -102,7 +106,8 @@ class RunHand(Stagehand):
             model = self._model(lease, given, turns)
             if before is not None:
                 model.restore(before.record.stream)
-            async with self._backend.create(_spec(environment, layers, before)) as sandbox:
+            spec = _spec(environment, image, layers, before)
+            async with self._backend.create(spec) as sandbox:
                 turns.begin(model, sandbox)
                 ended = await _until_stopped(self._run_agent(given, model, sandbox, turns, before), turns)
                 if ended is None:
@@ -111,7 +116,12 @@ class RunHand(Stagehand):
                         outcome=GIVEN_BACK, message="the worker drained", checkpoint=checkpoint,
                         wasted_tokens=wasted + lost,
                     )  # fmt: skip
-                workspace = await self._workspace(environment, sandbox)
+                try:
+                    workspace = await self._workspace(environment, sandbox)
+                except LayerError as error:
+                    if not error.detail.get("content"):
+                        raise
+                    ended, workspace = (AgentError.failure_class, f"the workspace: {error}"), (None, None)
         return await self._hand_over(lease, given, model, turns, *ended, *workspace, lost=lost)
 
     async def _hand_over(
@@ -173,10 +183,17 @@ class RunHand(Stagehand):
         return OK, ""
 
     async def _workspace(self, environment: Environment, sandbox: Sandbox) -> tuple[str | None, bytes | None]:
-        """What the agent changed under the task's declared paths: digest and packed layer; None where nothing."""
+        """What the agent changed under the task's declared paths, but for the protected ones; None where nothing.
+
+        Returns:
+            Digest and packed layer.
+
+        Raises:
+            LayerError: it cannot be packed; with `content` in its detail, because of what the agent left there.
+        """
         if not environment.workspace:
             return None, None
-        packed = await sandbox.pack(paths=environment.workspace)
+        packed = await sandbox.pack(paths=environment.workspace, exclude=environment.protected)
         if packed.entries == 0:
             return None, None
         return packed.digest, await asyncio.to_thread(Path(packed.path).read_bytes)
@@ -196,10 +213,11 @@ async def _until_stopped(agent: Coroutine[Any, Any, tuple[str, str]], turns: Tur
         await asyncio.wait({running}, timeout=CANCEL_S)
 
 
-def _spec(environment: Environment, layers: list[Path], before: Restored | None) -> SandboxSpec:
+def _spec(environment: Environment, image: UnpackedImage, layers: list[Path], before: Restored | None) -> SandboxSpec:
     return SandboxSpec(
-        image=environment.image, layers=tuple(str(layer) for layer in layers), workspace=environment.workspace,
+        image=image.root, env=image.env, layers=tuple(str(layer) for layer in layers), workspace=environment.workspace,
         upper=None if before is None else str(before.upper), shell=None if before is None else before.record.shell,
+        limits=LIMITS,
     )  # fmt: skip
 
 

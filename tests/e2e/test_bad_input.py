@@ -53,7 +53,6 @@ def test_a_directory_that_holds_something_else(tmp_path: Path) -> None:
         ("task=swe", ("task=swe", "not built yet")),
         ("task=nothing", ("task", "nothing", "arith")),
         ("lease.heartbeat_s=20", ("lease.heartbeat_s",)),
-        ("sandbox=apptainer", ("apptainer", "not built yet")),
     ],
 )
 def test_a_wrong_key_or_value_stops_before_anything_starts(

@@ -20,6 +20,7 @@ WORKERS = "tests/integration/test_parity_workers.py"
 SANDBOXES = "tests/integration/test_parity_sandboxes.py"
 KILL = "tests/unit/stages_files/test_parity_kill.py"
 STUCK = "tests/unit/launch/test_parity_stuck.py"
+ISOLATION = "tests/integration/sandbox/test_parity_isolation.py"
 TIMEOUT_S = 60.0
 
 
@@ -105,6 +106,18 @@ MUTANTS = (
         "return min(versions, default=None)", "return max(versions, default=None)", WORKERS, "b13",
     ),
     Mutant(
+        "b17_sandboxes_share_a_directory", "sandbox/pty_backend.py",
+        'f"s{self._made}"', '"s1"', ISOLATION, "b17 and bubblewrap",
+    ),
+    Mutant(
+        "b17_attempts_share_a_network", "sandbox/mountplan.py", '"--unshare-net", ', "",
+        ISOLATION, "b17 and bubblewrap",
+    ),
+    Mutant(
+        "b18_a_helper_holds_the_workers_output", "sandbox/spawn_client.py",
+        "            stdout=subprocess.DEVNULL,\n", "", ISOLATION, "b18 and bubblewrap",
+    ),
+    Mutant(
         "b28_a_wrong_crc_passes", "stages/ranges.py", "    if actual != crc32:\n", "    if False:\n",
         KILL, "b28_a_range",
     ),
@@ -121,6 +134,22 @@ MUTANTS = (
     Mutant(
         "b33_a_sandbox_death_is_the_agents_doing", "stages/pools/run.py",
         "except (StageError, SandboxError, OSError):", "except (StageError, OSError):", SANDBOXES, "b33",
+    ),
+    Mutant(
+        "b34_sockets_of_the_host_are_there", "sandbox/mountplan.py", '"--unshare-net", ', "",
+        ISOLATION, "b34 and bubblewrap",
+    ),
+    Mutant(
+        "b34_apptainer_keeps_the_hosts_sockets", "sandbox/apptainer_plan.py", '"--net", "--network", "none", ', "",
+        ISOLATION, "b34 and apptainer",
+    ),
+    Mutant(
+        "b35_the_network_is_the_hosts", "sandbox/mountplan.py", '"--unshare-net", ', "",
+        ISOLATION, "b35 and bubblewrap",
+    ),
+    Mutant(
+        "b35_apptainer_has_a_network_name_alone", "sandbox/apptainer_plan.py", '"--net", "--network"', '"--network"',
+        ISOLATION, "b35 and apptainer",
     ),
     Mutant(
         "b38_masked_rollouts_are_usable", CLOSING,

@@ -57,8 +57,9 @@ def options(**changes: Any) -> RouterOptions:
 
 @contextlib.asynccontextmanager
 async def routed(layout: RunLayout, **changes: Any) -> AsyncIterator[RouterLink]:
-    """A serving router; gives a worker's link to it."""
-    served = ServedTask(ToyTask(), lambda image: "sha256:0", privileged_agent=changes.pop("privileged", False))
+    """A serving router, of the toy task where no `task` is given; gives a worker's link to it."""
+    task = changes.pop("task", None) or ToyTask()
+    served = ServedTask(task, lambda image: "sha256:0", privileged_agent=changes.pop("privileged", False))
     stop = asyncio.Event()
     before = beacon.read(layout)
     serving = asyncio.create_task(serve(layout, served, options(**changes), stop))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from sandbox.protocols import CommandResult, FileEntry, PackedLayer, ShellState
+from sandbox.protocols import CommandResult, Execution, FileEntry, PackedLayer, ShellState
 
 
 class DirectorySandbox:
@@ -79,6 +80,37 @@ class DirectorySandbox:
 
     async def download(self, path: str, target: Path) -> None:
         raise AssertionError("not used by the tasks under test")
+
+    async def execute(
+        self,
+        argv: Sequence[str],
+        *,
+        input: bytes = b"",  # noqa: A002 - see Sandbox.execute
+        env: Mapping[str, str] = {},
+        cwd: str = "/",
+        timeout_s: float = 60.0,
+        output_bytes: int = 65536,
+        report_bytes: int = 8 * 1024 * 1024,
+    ) -> Execution:
+        """A program of this machine; its report goes by way of a file."""
+        report = self._root / "report"
+
+        def run() -> tuple[int, bytes]:
+            try:
+                done = subprocess.run(
+                    ["/bin/bash", "-c", 'exec 3> "$0"; exec "$@"', str(report), *argv], input=input, env=dict(env),
+                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout_s, check=False,
+                )  # fmt: skip
+            except subprocess.TimeoutExpired as error:
+                return 124, error.output or b""
+            return done.returncode, done.stdout
+
+        code, output = await asyncio.to_thread(run)
+        told = report.read_bytes()
+        return Execution(
+            code, told[:report_bytes], output[:output_bytes], 0.0, timed_out=code == 124,
+            report_overflow=len(told) > report_bytes,
+        )  # fmt: skip
 
     async def start(self) -> None: ...
 

@@ -10,13 +10,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from sandbox.protocols import Sandbox
 from stages.protocols import Environment, Reward, Row
 from stages.trajectory import Message, Trajectory
 from workflows.errors import TaskDataError
 from workflows.tasks import sums
+from workflows.tasks.rows import broken_environment, read_rows, refuse_broken
 from workflows.tools import bash
 
 _GENERATED_ROWS = 64
@@ -64,27 +63,29 @@ class ArithTask:
         self._split, self._file_fraction = split, file_fraction
 
     def rows(self) -> Iterable[Row]:
-        """The rows in order.
+        """The rows in order; a line that is no row becomes one that fails.
 
         Raises:
-            TaskDataError: `path` cannot be read, or a line of it is no row; the message names the line.
+            TaskDataError: `path` cannot be read.
         """
         if self._path is not None:
-            return itertools.islice(_read_rows(Path(self._path)), self._limit)
+            return itertools.islice(read_rows(Path(self._path), _checked), self._limit)
         return itertools.islice(sums.generate(self._seed, self._split, self._file_fraction), self._limit)
 
     def environment(self, row: Row) -> Environment:
         """The host image with the row's files; all rows without files share one environment."""
         files = sorted(row.get("files", {}).items())
         key = "arith-" + (hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16] if files else "plain")
-        return Environment(image="host", setup_key=key, workspace=(sums.WORKSPACE,))
+        return broken_environment(row) or Environment(image="host", setup_key=key, workspace=(sums.WORKSPACE,))
 
     async def prepare(self, sandbox: Sandbox, row: Row) -> None:
         """Make the working directory and write the row's files.
 
         Raises:
+            RolloutError: the row is broken.
             TaskDataError: the directory cannot be made.
         """
+        refuse_broken(row)
         result = await sandbox.shell.run(f"mkdir -p {sums.WORKSPACE}", timeout_s=_SHELL_S)
         if result.exit_code != 0:
             raise TaskDataError(f"mkdir {sums.WORKSPACE} gave exit code {result.exit_code}: {result.output.strip()}")
@@ -122,32 +123,8 @@ class ArithTask:
             raise TaskDataError(f"{row['task_id']}: cannot be solved: {error}") from error
 
 
-def _read_rows(path: Path) -> Iterable[dict[str, Any]]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise TaskDataError(f"task.path: {path}: cannot be read: {error}") from error
-    seen: dict[str, int] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = msgspec.json.decode(line)
-        except (msgspec.DecodeError, UnicodeEncodeError) as error:
-            raise TaskDataError(f"{path}:{number}: not JSON: {error}") from error
-        wrong = _wrong_row(row)
-        if wrong:
-            raise TaskDataError(f"{path}:{number}: {wrong}")
-        first = seen.setdefault(row["task_id"], number)
-        if first != number:
-            raise TaskDataError(f"{path}:{number}: task_id {row['task_id']!r} stands on line {first} already")
-        yield row
-
-
-def _wrong_row(row: Any) -> str | None:
-    """What keeps `row` from being a row of this task, or None."""
-    if not isinstance(row, Mapping):
-        return f"expected an object, got {type(row).__name__}"
+def _checked(row: dict[str, Any], number: int) -> dict[str, Any] | str:
+    """The row, or what keeps it from being one of this task."""
     for field, kind in _FIELDS.items():
         if type(row.get(field)) is not kind:
             return f"{field} must be {'a string' if kind is str else 'an integer'}, got {row.get(field)!r}"
@@ -160,4 +137,4 @@ def _wrong_row(row: Any) -> str | None:
         inside = file_path.startswith(f"{sums.WORKSPACE}/") and ".." not in file_path.split("/")
         if not inside:
             return f"files: {file_path!r} is not under {sums.WORKSPACE}/"
-    return None
+    return row

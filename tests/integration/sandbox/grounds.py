@@ -12,21 +12,30 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
+from sandbox.apptainer import ApptainerBackend
 from sandbox.bubblewrap import BubblewrapBackend
 from sandbox.fake import FakeBackend
 from sandbox.none import NoneBackend
 from sandbox.protocols import Sandbox, SandboxBackend, SandboxLimits, SandboxSpec
+from sandbox.pty_backend import PtyBackend
 
 T = TypeVar("T")
+
+ISOLATING = ("bubblewrap", "apptainer")
+BACKENDS = (*ISOLATING, "none")
+
+PACKED_IMAGE = "image-{}.tar.zst"
+"""Where a copy of these tests for another user finds the tests' image; its digest is part of the name."""
 
 QUICK = SandboxLimits(interrupt_grace_s=0.3, kill_grace_s=0.4)
 """Short graces: the tests that need them would wait a second each."""
 
 
 def backend_named(name: str, scratch: Path) -> SandboxBackend:
-    if name == "fake":
-        return FakeBackend(scratch)
-    return BubblewrapBackend(scratch) if name == "bubblewrap" else NoneBackend(scratch)
+    made: dict[str, type[FakeBackend | PtyBackend]] = {
+        "fake": FakeBackend, "bubblewrap": BubblewrapBackend, "apptainer": ApptainerBackend, "none": NoneBackend,
+    }  # fmt: skip
+    return made[name](scratch)
 
 
 def in_sandbox(name: str, scratch: Path, body: Callable[[Sandbox], Awaitable[T]], spec: SandboxSpec | None = None) -> T:

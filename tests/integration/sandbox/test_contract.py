@@ -10,9 +10,7 @@ import pytest
 
 from sandbox.errors import SandboxError
 from sandbox.protocols import CommandResult, Sandbox, SandboxSpec
-from tests.integration.sandbox.grounds import QUICK, in_sandbox
-
-BACKENDS = ("bubblewrap", "none")
+from tests.integration.sandbox.grounds import BACKENDS, QUICK, in_sandbox
 
 
 @pytest.fixture(params=BACKENDS)
@@ -182,6 +180,7 @@ def test_a_shell_that_ends_is_started_again(name: str, tmp_path: Path, command: 
 
 def test_a_background_job_does_not_block(name: str, tmp_path: Path) -> None:
     async def body(sandbox: Sandbox) -> None:
+        await sandbox.start()
         started = time.monotonic()
         await sandbox.shell.run("(sleep 0.3; echo done >flag) >/dev/null 2>&1 &")
         await sandbox.shell.run("sleep 100 &")

@@ -10,15 +10,15 @@ import pytest
 
 from sandbox.errors import FilesError
 from sandbox.protocols import Sandbox, SandboxLimits, SandboxSpec
-from tests.integration.sandbox.grounds import in_sandbox
+from tests.integration.sandbox.grounds import BACKENDS, in_sandbox
 
 
-@pytest.fixture(params=("bubblewrap", "none", "fake"))
+@pytest.fixture(params=(*BACKENDS, "fake"))
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=("bubblewrap", "none"))
+@pytest.fixture(params=BACKENDS)
 def shell_name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -125,14 +125,14 @@ def test_no_link_leads_out(shell_name: str, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["scratch", "secret"]
 
 
-def test_magic_links_do_not_lead_out(tmp_path: Path) -> None:
+def test_magic_links_do_not_lead_out(isolating: str, tmp_path: Path) -> None:
     async def body(sandbox: Sandbox) -> None:
         await sandbox.shell.run("ln -s /proc/1/root root; ln -s /proc/self/fd/0 fd; ln -s /proc/self/environ env")
         for path in ("root/etc/passwd", "fd", "env", "/proc/self/environ", "/proc/1/root/etc/passwd"):
             with pytest.raises(FilesError):
                 await sandbox.files.read(path if path.startswith("/") else f"/work/{path}")
 
-    in_sandbox("bubblewrap", tmp_path, body)
+    in_sandbox(isolating, tmp_path, body)
 
 
 def test_a_writer_racing_with_links_stays_inside(shell_name: str, tmp_path: Path) -> None:
@@ -169,11 +169,11 @@ def test_the_shell_sees_whole_files_only(shell_name: str, tmp_path: Path) -> Non
     in_sandbox(shell_name, tmp_path, body)
 
 
-def test_files_follow_a_restarted_shell(tmp_path: Path) -> None:
+def test_files_follow_a_restarted_shell(isolating: str, tmp_path: Path) -> None:
     async def body(sandbox: Sandbox) -> None:
         await sandbox.files.write("/work/before", "1")
         assert (await sandbox.shell.run("exit")).restarted
         await sandbox.files.write("/work/after", "2")
         assert (await sandbox.shell.run("cat before after")).output == "12"
 
-    in_sandbox("bubblewrap", tmp_path, body)
+    in_sandbox(isolating, tmp_path, body)

@@ -1,4 +1,4 @@
-"""What bubblewrap keeps from an agent; each test tries to get it."""
+"""What backends that isolate keep from an agent; each test tries to get it."""
 
 from __future__ import annotations
 
@@ -9,38 +9,55 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.bubblewrap import BubblewrapBackend
 from sandbox.choose import choose
 from sandbox.errors import SandboxError, SandboxUnavailable
 from sandbox.none import NoneBackend
 from sandbox.protocols import CommandResult, Sandbox, SandboxLimits, SandboxSpec
-from tests.integration.sandbox.grounds import QUICK, image_directory, in_sandbox
+from tests.integration.sandbox.grounds import QUICK, backend_named, image_directory, in_sandbox
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 
-def run(scratch: Path, *commands: str, spec: SandboxSpec | None = None) -> list[CommandResult]:
+def run(name: str, scratch: Path, *commands: str, spec: SandboxSpec | None = None) -> list[CommandResult]:
     async def body(sandbox: Sandbox) -> list[CommandResult]:
         return [await sandbox.shell.run(command, 20.0) for command in commands]
 
-    return in_sandbox("bubblewrap", scratch, body, spec)
+    return in_sandbox(name, scratch, body, spec)
 
 
-def test_the_probe_passes_here(tmp_path: Path) -> None:
+def probed(name: str, scratch: Path) -> str:
     async def scenario() -> str:
-        backend = await choose("auto", tmp_path)
+        backend = await choose(name, scratch)
         async with backend:
             return backend.name
 
-    assert asyncio.run(scenario()) == "bubblewrap"
+    return asyncio.run(scenario())
+
+
+def test_the_probe_passes_here(isolating: str, tmp_path: Path) -> None:
+    assert probed(isolating, tmp_path) == isolating
     assert list(tmp_path.iterdir()) == []
 
 
-def test_there_is_no_network(tmp_path: Path) -> None:
+def test_auto_takes_bubblewrap_and_apptainer_where_that_does_not_isolate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert probed("auto", tmp_path) == "bubblewrap"
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "bwrap").write_text("#!/bin/sh\necho 'bwrap: not on this machine' >&2\nexit 1\n")
+    (programs / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    assert probed("auto", tmp_path / "scratch") == "apptainer"
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_there_is_no_network(isolating: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as abstract:
         abstract.bind("\0rollmill-test-" + str(os.getpid()))
         abstract.listen()
         devices, loopback, route, unix, names = run(
+            isolating,
             tmp_path,
             "tail -n +3 /proc/net/dev | cut -d: -f1",
             f"exec 3<>/dev/tcp/127.0.0.1/{server.getsockname()[1]}",
@@ -55,7 +72,7 @@ def test_there_is_no_network(tmp_path: Path) -> None:
     assert names.exit_code != 0
 
 
-def test_nothing_of_the_host_is_visible(tmp_path: Path) -> None:
+def test_nothing_of_the_host_is_visible(isolating: str, tmp_path: Path) -> None:
     marked = tmp_path / "host-file"
     marked.write_text("host")
     scratch = tmp_path / "scratch"
@@ -63,6 +80,7 @@ def test_nothing_of_the_host_is_visible(tmp_path: Path) -> None:
     paths += [Path(__file__), Path("/var/lib/dpkg"), Path("/run/user"), Path("/etc/ssh"), Path("/etc/ssl/private")]
     seen = [path for path in paths if path not in (Path("/root"), Path("/"))]
     result, empty, name, groups = run(
+        isolating,
         scratch,
         "\n".join(f"[ -e '{path}' ] && echo visible '{path}'" for path in seen),
         "ls -A /home /root /opt /srv /mnt /run /work /tmp",
@@ -75,22 +93,22 @@ def test_nothing_of_the_host_is_visible(tmp_path: Path) -> None:
     assert name.output == "sandbox\n" and "slurm" not in groups.output
 
 
-def test_the_mount_table_names_no_directory_of_the_host(tmp_path: Path) -> None:
-    (result,) = run(tmp_path, "cat /proc/mounts")
+def test_the_mount_table_names_no_directory_of_the_host(isolating: str, tmp_path: Path) -> None:
+    (result,) = run(isolating, tmp_path, "cat /proc/mounts")
     assert str(tmp_path) not in result.output
 
 
-def test_no_host_process_is_visible(tmp_path: Path) -> None:
+def test_no_host_process_is_visible(isolating: str, tmp_path: Path) -> None:
     processes, worker, signalled = run(
-        tmp_path, "cat /proc/[0-9]*/comm | sort -u", f"ls -d /proc/{os.getpid()}", f"kill -0 {os.getpid()}"
+        isolating, tmp_path, "cat /proc/[0-9]*/comm | sort -u", f"ls -d /proc/{os.getpid()}", f"kill -0 {os.getpid()}"
     )
-    assert set(processes.output.split()) <= {"bash", "bwrap", "cat", "sort"}
+    assert set(processes.output.split()) <= {"bash", "bwrap", "appinit", "cat", "sort"}
     assert worker.exit_code != 0 and signalled.exit_code != 0
 
 
-def test_another_sandbox_is_not_visible(tmp_path: Path) -> None:
+def test_another_sandbox_is_not_visible(isolating: str, tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with BubblewrapBackend(tmp_path) as backend:
+        async with backend_named(isolating, tmp_path) as backend:
             one, other = (backend.create(SandboxSpec(limits=QUICK)) for _ in range(2))
             await one.shell.run("echo secret >/tmp/mine; (exec -a hidden-process sleep 100) & ")
             seen = await other.shell.run(f"ls -A /tmp {tmp_path}; cat /proc/[0-9]*/cmdline | tr '\\0' ' '; ls /dev/shm")
@@ -100,11 +118,11 @@ def test_another_sandbox_is_not_visible(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_the_environment_is_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_clean(isolating: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("SLURM_JOB_ID", "PMIX_RANK", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(variable, "leaked")
     result, everywhere = run(
-        tmp_path, "env | cut -d= -f1 | sort", "cat /proc/[0-9]*/environ | tr '\\0' '\\n' | grep -c leaked",
+        isolating, tmp_path, "env | cut -d= -f1 | sort", "cat /proc/[0-9]*/environ | tr '\\0' '\\n' | grep -c leaked",
         spec=SandboxSpec(env={"MINE": "yes"}),
     )  # fmt: skip
     allowed = {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "PAGER", "GIT_PAGER", "MANPAGER", "MINE"}
@@ -113,10 +131,11 @@ def test_the_environment_is_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert everywhere.output == "0\n"
 
 
-def test_the_host_is_not_written(tmp_path: Path) -> None:
+def test_the_host_is_not_written(isolating: str, tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in map(Path, ("/usr", "/usr/bin", "/usr/lib", "/etc"))}
     _, _, listing = run(
-        tmp_path, "echo x >/usr/rollmill-was-here", "rm -f /usr/bin/env /usr/bin/true; echo x >/usr/bin/planted",
+        isolating, tmp_path, "echo x >/usr/rollmill-was-here",
+        "rm -f /usr/bin/env /usr/bin/true; echo x >/usr/bin/planted",
         "ls /usr; mkdir /new; touch /etc/new; ls -d /new /etc/new",
     )  # fmt: skip
     assert "rollmill-was-here" in listing.output and "/etc/new" in listing.output
@@ -125,8 +144,9 @@ def test_the_host_is_not_written(tmp_path: Path) -> None:
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
-def test_no_privilege_is_held_or_gained(tmp_path: Path) -> None:
+def test_no_privilege_is_held_or_gained(isolating: str, tmp_path: Path) -> None:
     capabilities, nested, mounting, devices, sysctl = run(
+        isolating,
         tmp_path,
         "grep Cap /proc/self/status | cut -f2 | sort -u; grep NoNewPrivs /proc/self/status",
         "unshare -Ur true",
@@ -139,18 +159,18 @@ def test_no_privilege_is_held_or_gained(tmp_path: Path) -> None:
     assert devices.exit_code != 0 and sysctl.exit_code != 0
 
 
-def test_shared_memory_is_there_and_bounded(tmp_path: Path) -> None:
+def test_shared_memory_is_there_and_bounded(isolating: str, tmp_path: Path) -> None:
     (result,) = run(
-        tmp_path, "head -c 20M /dev/zero >/dev/shm/fill; wc -c </dev/shm/fill",
+        isolating, tmp_path, "head -c 20M /dev/zero >/dev/shm/fill; wc -c </dev/shm/fill",
         spec=SandboxSpec(limits=SandboxLimits(shm_mib=4)),
     )  # fmt: skip
     assert result.output.strip().endswith(str(4 * 1024 * 1024))
 
 
-def test_an_image_directory_is_the_whole_root(tmp_path: Path) -> None:
+def test_an_image_directory_is_the_whole_root(isolating: str, tmp_path: Path) -> None:
     image = image_directory(tmp_path / "image")
     listing, who, gone = run(
-        tmp_path / "scratch", "ls /", "cat /etc/passwd", "rm /etc/passwd; echo x >/etc/y",
+        isolating, tmp_path / "scratch", "ls /", "cat /etc/passwd", "rm /etc/passwd; echo x >/etc/y",
         spec=SandboxSpec(image=str(image), limits=QUICK),
     )  # fmt: skip
     assert "home" not in listing.output.split() and "work" in listing.output.split()
@@ -159,16 +179,16 @@ def test_an_image_directory_is_the_whole_root(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", ["relative", "/nowhere/at/all", "link"])
-def test_a_wrong_layer_or_image_is_refused(tmp_path: Path, bad: str) -> None:
+def test_a_wrong_layer_or_image_is_refused(isolating: str, tmp_path: Path, bad: str) -> None:
     (tmp_path / "link").symlink_to("/")
     path = str(tmp_path / "link") if bad == "link" else bad
     for spec in (SandboxSpec(layers=(path,)), SandboxSpec(image=path)):
         with pytest.raises(SandboxError, match="not an absolute path of a directory") as caught:
-            run(tmp_path / "scratch", "true", spec=spec)
+            run(isolating, tmp_path / "scratch", "true", spec=spec)
         assert caught.value.boundary == "start"
 
 
-def test_a_layer_whose_usr_is_a_link_is_refused(tmp_path: Path) -> None:
+def test_a_layer_whose_usr_is_a_link_is_refused(isolating: str, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.mkdir()
     (secret / "rollmill-secret").write_text("host")
@@ -176,15 +196,24 @@ def test_a_layer_whose_usr_is_a_link_is_refused(tmp_path: Path) -> None:
     layer.mkdir()
     (layer / "usr").symlink_to(secret)
     with pytest.raises(SandboxError, match="/usr is no directory in layer"):
-        run(tmp_path / "scratch", "ls -R /usr /work", spec=SandboxSpec(layers=(str(layer),)))
+        run(isolating, tmp_path / "scratch", "ls -R /usr /work", spec=SandboxSpec(layers=(str(layer),)))
 
 
-def test_a_machine_without_bubblewrap_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "mending"),
+    [
+        ("auto", "apt-get install -y bubblewrap"),
+        ("bubblewrap", "apt-get install -y bubblewrap"),
+        ("apptainer", "module load"),
+    ],
+)
+def test_a_machine_without_the_program_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, mending: str
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    for name in ("auto", "bubblewrap"):
-        with pytest.raises(SandboxUnavailable) as caught:
-            asyncio.run(choose(name, tmp_path / "scratch"))
-        assert "apt-get install -y bubblewrap" in str(caught.value) and "\n" not in str(caught.value)
+    with pytest.raises(SandboxUnavailable) as caught:
+        asyncio.run(choose(name, tmp_path / "scratch"))
+    assert mending in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "scratch").exists() or list((tmp_path / "scratch").iterdir()) == []
 
 
@@ -203,9 +232,7 @@ def test_a_machine_that_refuses_namespaces_says_so(tmp_path: Path, monkeypatch: 
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
-def test_names_that_are_not_built_say_so(tmp_path: Path) -> None:
-    with pytest.raises(SandboxError, match="not built yet"):
-        asyncio.run(choose("apptainer", tmp_path))
+def test_a_name_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SandboxError, match="'docker' is none of auto"):
         asyncio.run(choose("docker", tmp_path))
 

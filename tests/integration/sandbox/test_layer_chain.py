@@ -9,10 +9,10 @@ import pytest
 
 from sandbox.layers import unpack
 from sandbox.protocols import CommandResult, PackedLayer, SandboxBackend, SandboxSpec
-from tests.integration.sandbox.grounds import QUICK, backend_named, image_directory
+from tests.integration.sandbox.grounds import BACKENDS, ISOLATING, QUICK, backend_named, image_directory
 
 
-@pytest.fixture(params=("bubblewrap", "none"))
+@pytest.fixture(params=BACKENDS)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -54,13 +54,13 @@ def test_a_chain_of_layers_is_what_the_first_sandbox_had(name: str, tmp_path: Pa
         async with backend_named(name, tmp_path / "scratch") as backend:
             one, two = tmp_path / "one", tmp_path / "two"
             _, packed = await used(backend, (), FIRST, one)
-            assert packed.skipped == (1 if name == "bubblewrap" else 0)  # the FIFO; without isolation it is not copied
+            assert packed.skipped == (1 if name in ISOLATING else 0)  # the FIFO; without isolation it is not copied
             second, _ = await used(backend, (str(one),), SECOND + "\n" + LOOK, two)
             third, empty = await used(backend, (str(one), str(two)), LOOK)
             assert second.exit_code == 0 and "four is gone" in second.output and "one is gone" in second.output
             assert third.output == second.output
             assert "gone is gone" in third.output and "5\n" in third.output and "2\nmore\n" in third.output
-            if name == "bubblewrap":
+            if name in ISOLATING:
                 assert empty.entries == 0
 
     asyncio.run(scenario())
@@ -75,9 +75,9 @@ def test_the_same_work_gives_the_same_digest(name: str, tmp_path: Path) -> None:
     assert first == second
 
 
-def test_changes_of_usr_and_of_the_root_are_one_layer(tmp_path: Path) -> None:
+def test_changes_of_usr_and_of_the_root_are_one_layer(isolating: str, tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with backend_named("bubblewrap", tmp_path / "scratch") as backend:
+        async with backend_named(isolating, tmp_path / "scratch") as backend:
             made = (
                 "mkdir -p /usr/mine /etc/mine; echo tool >/usr/mine/tool; echo conf >/etc/mine/conf; rm -f /etc/inputrc"
             )
@@ -92,10 +92,10 @@ def test_changes_of_usr_and_of_the_root_are_one_layer(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_layers_stack_on_an_image_directory(tmp_path: Path) -> None:
+def test_layers_stack_on_an_image_directory(isolating: str, tmp_path: Path) -> None:
     async def scenario() -> None:
         image = str(await asyncio.to_thread(image_directory, tmp_path / "image"))
-        async with backend_named("bubblewrap", tmp_path / "scratch") as backend:
+        async with backend_named(isolating, tmp_path / "scratch") as backend:
             layer = tmp_path / "layer"
             await used(backend, (), "rm /etc/passwd; mkdir /usr/new; echo x >/usr/new/file", layer, image)
             seen, packed = await used(backend, (str(layer),), "cat /usr/new/file; cat /etc/passwd", image=image)
@@ -124,9 +124,9 @@ def test_a_pack_takes_the_declared_paths_alone(name: str, tmp_path: Path) -> Non
     asyncio.run(scenario())
 
 
-def test_a_sandbox_that_did_nothing_packs_an_empty_layer(tmp_path: Path) -> None:
+def test_a_sandbox_that_did_nothing_packs_an_empty_layer(isolating: str, tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with backend_named("bubblewrap", tmp_path / "scratch") as backend:
+        async with backend_named(isolating, tmp_path / "scratch") as backend:
             spec = SandboxSpec(workspace=())
             async with backend.create(spec) as one, backend.create(spec) as other:
                 packed, again = await one.pack(), await other.pack()
@@ -135,10 +135,10 @@ def test_a_sandbox_that_did_nothing_packs_an_empty_layer(tmp_path: Path) -> None
     asyncio.run(scenario())
 
 
-def test_what_nobody_may_read_is_packed_all_the_same(tmp_path: Path) -> None:
+def test_what_nobody_may_read_is_packed_all_the_same(isolating: str, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with (
-            backend_named("bubblewrap", tmp_path) as backend,
+            backend_named(isolating, tmp_path) as backend,
             backend.create(SandboxSpec(limits=QUICK)) as sandbox,
         ):
             await sandbox.shell.run("mkdir -p d/e; echo x >d/e/f; chmod 000 d/e/f d/e d")

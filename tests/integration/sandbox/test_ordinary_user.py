@@ -13,29 +13,30 @@ from pathlib import Path
 
 import pytest
 
+from sandbox.layers import pack
 from sandbox.protocols import SandboxSpec
-from tests.integration.sandbox.grounds import backend_named
+from tests.integration.sandbox.grounds import PACKED_IMAGE, backend_named
 from tests.integration.sandbox.test_layer_chain import FIRST
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 UID = 54321
 """A number that needs no entry in /etc/passwd."""
 SUITE = (
-    "test_contract.py", "test_files.py", "test_isolation.py", "test_layer_chain.py", "test_shell_state.py",
-    "test_worker_death.py",
+    "test_contract.py", "test_execute.py", "test_files.py", "test_images.py", "test_isolation.py",
+    "test_layer_chain.py", "test_shell_state.py", "test_worker_death.py",
 )  # fmt: skip
 NEEDED = ("msgspec", "zstandard", "ptyprocess", "pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments")
 
 _DIGEST = """
 import asyncio, sys
 from tests.integration.sandbox.test_ordinary_user import digest
-print(asyncio.run(digest(sys.argv[1])))
+print(asyncio.run(digest(sys.argv[1], sys.argv[2])))
 """
 
 
-async def digest(scratch: str) -> str:
+async def digest(name: str, scratch: str) -> str:
     """The digest of fixed work in a sandbox."""
-    async with backend_named("bubblewrap", Path(scratch)) as backend, backend.create(SandboxSpec()) as sandbox:
+    async with backend_named(name, Path(scratch)) as backend, backend.create(SandboxSpec()) as sandbox:
         await sandbox.shell.run(FIRST + "rm -f /etc/inputrc; mkdir -p /var/cache/x; chmod 700 /var/cache/x")
         return (await sandbox.pack()).digest
 
@@ -50,7 +51,9 @@ def readable_python() -> str:
 
 @pytest.fixture(scope="module")
 def copy() -> Iterator[Path]:
-    """The sandbox's code, these tests and what they import, where that user may read them."""
+    """The sandbox's code, these tests, what they import and their image, where that user may read them."""
+    from tests.support.images import cached_root  # not in the copy
+
     home = Path(f"/var/tmp/rollmill-test-{os.getpid()}")
     home.mkdir(mode=0o755)
     try:
@@ -64,6 +67,8 @@ def copy() -> Iterator[Path]:
             if (third_party / package).is_dir():
                 shutil.copytree(third_party / package, home / "site" / package)
         shutil.copy(third_party / "py.py", home / "site/py.py")
+        image = pack({b"": cached_root()}, home / "image.tar.zst")
+        (home / "image.tar.zst").rename(home / PACKED_IMAGE.format(image.digest.removeprefix("sha256:")))
         subprocess.run(["chmod", "-R", "a+rX", str(home)], check=True)
         (home / "work").mkdir()
         os.chown(home / "work", UID, UID)
@@ -72,7 +77,7 @@ def copy() -> Iterator[Path]:
         shutil.rmtree(home)
 
 
-def as_user(home: Path, *arguments: str, timeout_s: float = 170.0) -> subprocess.CompletedProcess[str]:
+def as_user(home: Path, *arguments: str, timeout_s: float = 380.0) -> subprocess.CompletedProcess[str]:
     environment = {
         "PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "PYTHONPATH": f"{home}/code:{home}/site", "HOME": f"{home}/work",
         "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": f"{home}/work",
@@ -83,7 +88,7 @@ def as_user(home: Path, *arguments: str, timeout_s: float = 170.0) -> subprocess
     )  # fmt: skip
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(420)
 @pytest.mark.parametrize("file", SUITE)
 def test_the_suite_passes_as_an_ordinary_user(copy: Path, file: str) -> None:
     if os.getuid() != 0:
@@ -95,9 +100,9 @@ def test_the_suite_passes_as_an_ordinary_user(copy: Path, file: str) -> None:
     assert passed and int(passed[1]) >= 4 and "skipped" not in done.stdout
 
 
-def test_root_and_an_ordinary_user_pack_the_same_digest(copy: Path, tmp_path: Path) -> None:
+def test_root_and_an_ordinary_user_pack_the_same_digest(copy: Path, tmp_path: Path, isolating: str) -> None:
     if os.getuid() != 0:
         return
-    done = as_user(copy, "-c", _DIGEST, f"{copy}/work/scratch")
+    done = as_user(copy, "-c", _DIGEST, isolating, f"{copy}/work/scratch")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == asyncio.run(digest(str(tmp_path)))
+    assert done.stdout.strip() == asyncio.run(digest(isolating, str(tmp_path)))

@@ -9,12 +9,12 @@ import pytest
 
 from sandbox.layers import unpack
 from sandbox.protocols import PackedLayer, SandboxBackend, SandboxSpec, ShellState
-from tests.integration.sandbox.grounds import QUICK, backend_named, image_directory
+from tests.integration.sandbox.grounds import BACKENDS, ISOLATING, QUICK, backend_named, image_directory
 
 ODD = "two words 'and' \"quotes\" $HOME `x` \\ ~/a:~/b * ünï"
 
 
-@pytest.fixture(params=("bubblewrap", "none"))
+@pytest.fixture(params=BACKENDS)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -55,7 +55,7 @@ export ODD={_quoted(ODD)} LINES2=$'one\\ntwo\\t\\x01' EMPTY= OUTER=1; own=2; uns
             assert values == f"{ODD}|one\ntwo\t\x01||1|none|none"
             assert rest.startswith("/") and rest.split("\n")[0].endswith("/deep/a b")
             assert 'declare -x EMPTY=""' in rest
-            assert "own=" not in state.exports and (state.root == "") == (name == "bubblewrap")
+            assert "own=" not in state.exports and (state.root == "") == (name in ISOLATING)
 
     (tmp_path / "scratch").mkdir()
     asyncio.run(scenario())
@@ -87,9 +87,9 @@ def test_what_was_changed_stays_changed_and_is_packed_again_with_what_comes_late
     asyncio.run(scenario())
 
 
-def test_changes_under_usr_and_in_an_image_come_over(tmp_path: Path) -> None:
+def test_changes_under_usr_and_in_an_image_come_over(isolating: str, tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with backend_named("bubblewrap", tmp_path / "scratch") as backend:
+        async with backend_named(isolating, tmp_path / "scratch") as backend:
             before = "echo here >/usr/new; rm /etc/passwd; cd /usr"
             after = "pwd; cat new; [ -e /etc/passwd ] || echo no passwd"
             output, _, _ = await carried_on(backend, before, after, tmp_path / "host")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.protocols import SandboxSpec
-from tests.integration.sandbox.grounds import QUICK, alive, backend_named, wait_until
+from tests.integration.sandbox.grounds import BACKENDS, ISOLATING, QUICK, alive, backend_named, wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -60,7 +60,7 @@ def mounts_naming(text: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", ["bubblewrap", "none"])
+@pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_outlives_the_worker(name: str, number: signal.Signals, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
@@ -71,7 +71,7 @@ def test_nothing_outlives_the_worker(name: str, number: signal.Signals, tmp_path
         assert worker.stdout.readline() == "ready\n"
         family = descendants(worker.pid)
         assert len(family) > 9 and len(list(scratch.iterdir())) == 1
-        if name == "bubblewrap":
+        if name in ISOLATING:
             assert mounts_naming(str(scratch))
         worker.send_signal(number)
         worker.wait(10.0)
@@ -87,10 +87,10 @@ def spawner_of(pid: int) -> int:
     return found
 
 
-def test_a_killed_spawner_takes_its_sandboxes_along_and_another_takes_over(tmp_path: Path) -> None:
+def test_a_killed_spawner_takes_its_sandboxes_along_and_another_takes_over(isolating: str, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with (
-            backend_named("bubblewrap", tmp_path) as backend,
+            backend_named(isolating, tmp_path) as backend,
             backend.create(SandboxSpec(limits=QUICK)) as sandbox,
         ):
             await sandbox.shell.run("echo kept >file; sleep 300 &")
@@ -106,10 +106,12 @@ def test_a_killed_spawner_takes_its_sandboxes_along_and_another_takes_over(tmp_p
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP])
-def test_a_signal_meant_for_the_worker_does_not_end_its_sandboxes(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_meant_for_the_worker_does_not_end_its_sandboxes(
+    isolating: str, tmp_path: Path, number: signal.Signals
+) -> None:
     async def scenario() -> None:
         async with (
-            backend_named("bubblewrap", tmp_path) as backend,
+            backend_named(isolating, tmp_path) as backend,
             backend.create(SandboxSpec(limits=QUICK)) as sandbox,
         ):
             await sandbox.shell.run("KEPT=yes")
@@ -121,9 +123,9 @@ def test_a_signal_meant_for_the_worker_does_not_end_its_sandboxes(tmp_path: Path
     asyncio.run(scenario())
 
 
-def test_a_hundred_cycles_leave_nothing(tmp_path: Path) -> None:
+def test_a_hundred_cycles_leave_nothing(isolating: str, tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with backend_named("bubblewrap", tmp_path) as backend:
+        async with backend_named(isolating, tmp_path) as backend:
             await backend.create(SandboxSpec()).start()
             before = len(os.listdir("/proc/self/fd")), len(descendants(os.getpid()))
             for _ in range(10):

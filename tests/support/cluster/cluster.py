@@ -15,6 +15,7 @@ from tests.support.cluster.binaries import Binaries
 from tests.support.cluster.config import Places
 from tests.support.cluster.daemons import Daemons
 from tests.support.cluster.errors import ClusterError
+from tests.support.cluster.nodes import READY
 from tests.support.cluster.roots import Root
 from tests.support.cluster.sdiag import Calls, read_calls
 from tests.support.cluster.spec import ClusterSpec
@@ -55,13 +56,15 @@ class Cluster:
             self._daemons.prepare()
             self._daemons.start()
         except BaseException:
-            self.down()
+            self.down(clear=False)
             raise
         return self
 
-    def down(self) -> None:
-        """End every process of it; the directory stays, with its logs, until the next cluster takes it."""
+    def down(self, *, clear: bool = True) -> None:
+        """End every process of it, and remove its directory unless its logs are still of use."""
         self._daemons.stop()
+        if clear:
+            self._root.clear()
         self._root.release()
 
     def __enter__(self) -> Cluster:
@@ -206,9 +209,15 @@ class Cluster:
         """Calls that the controller served since the last reset, by user and by kind."""
         return read_calls(self.ask("sdiag"))
 
+    def database_rpcs(self) -> Calls:
+        """Calls that the database daemon served since the last reset: sacct's, which the controller does not see."""
+        return read_calls(self.ask("sacctmgr", "show", "stats"))
+
     def reset_rpcs(self) -> None:
-        """Count from nothing again."""
+        """Count from nothing again, at the controller and at the database daemon."""
         self.ask("sdiag", "--reset")
+        if self.spec.accounting:
+            self.ask("sacctmgr", "-i", "clear", "stats")
 
     # ---- breaking it
 
@@ -219,11 +228,11 @@ class Cluster:
     def start_node(self, node: str, timeout_s: float = 60) -> None:
         """The node comes back; returns when it takes jobs."""
         self._daemons.start_node(node)
-        poll(lambda: self.node_state(node) in ("idle", "mix", "alloc"), f"{node} is back", timeout_s, 0.1)
+        self.await_node(node, *READY, timeout_s=timeout_s)
 
     def node_state(self, node: str) -> str:
-        """The node's state in sinfo's short form: `idle`, `down*`, ..."""
-        return self.ask("sinfo", "-hN", "-n", node, "-o", "%t").split()[0]
+        """The node's state: `idle`, `mixed`, `down*` (the star: it does not answer), ..."""
+        return self._daemons.node_states().get(node, "")
 
     def await_node(self, node: str, *wanted: str, timeout_s: float = 60) -> None:
         """Wait until the node is in one of these states (`down*` 25 s after it was killed)."""

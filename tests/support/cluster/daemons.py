@@ -18,6 +18,7 @@ from tests.support.cluster import config, processes
 from tests.support.cluster.binaries import Binaries
 from tests.support.cluster.config import Places
 from tests.support.cluster.errors import ClusterError
+from tests.support.cluster.nodes import read_states
 from tests.support.cluster.spec import ClusterSpec
 from tests.support.waiting import poll
 
@@ -56,7 +57,14 @@ class Daemons:
 
     def __init__(self, spec: ClusterSpec, places: Places, binaries: Binaries) -> None:
         self.spec, self.places, self.binaries = spec, places, binaries
-        self.env = {"SLURM_CONF": str(places.conf), "PATH": binaries.path, "HOME": "/", "LANG": "C.UTF-8"}
+        self.env = {
+            "SLURM_CONF": str(places.conf),
+            "PATH": binaries.path,
+            "HOME": "/",
+            "LANG": "C.UTF-8",
+            # mariadbd removes at its start what looks like its own in there, another cluster's mariadbd's too.
+            "TMPDIR": str(places.root / "tmp"),
+        }
         self._host = socket.gethostname().partition(".")[0]
         self._ports: range | None = None
 
@@ -77,11 +85,11 @@ class Daemons:
         """Make the users, the directories, the munge key and the configuration."""
         _ensure_users(self.spec.users)
         root = self.places.root
-        for part in ("etc", "log", "run", "munge", "spool/ctld", "mysql", "dev", "share"):
+        for part in ("etc", "log", "run", "munge", "spool/ctld", "mysql", "tmp", "dev", "share"):
             (root / part).mkdir(parents=True, exist_ok=True)
             (root / part).chmod(0o755)
         root.chmod(0o755)
-        for part in ("log", "run", "spool/ctld", "mysql"):
+        for part in ("log", "run", "spool/ctld", "mysql", "tmp"):
             shutil.chown(root / part, "slurm")
         (root / "mysql").chmod(0o700)  # the database knows no passwords: who reaches its socket is its master
         for user in self.spec.users:
@@ -186,7 +194,7 @@ class Daemons:
             processes.kill(victims, signal.SIGSTOP)
             below = processes.descendants(victims) - victims
             processes.kill(victims | below)
-            steps = processes.step_daemons(conf, self.places.log(f"slurmd-{node}"))
+            steps = processes.step_daemons([self.places.log(f"slurmd-{node}")])
             tasks = {pid for pid, env in processes.of_cluster(conf).items() if env.get("SLURMD_NODENAME") == node}
             victims = {pid for pid in steps | tasks | below if processes.running(pid)}
         self.places.pid(f"slurmd-{node}").unlink(missing_ok=True)
@@ -202,7 +210,8 @@ class Daemons:
         nodes = [path.stem for path in (places.root / "run").glob("slurmd-*.pid")]
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(self._stop, nodes))
-        processes.kill(processes.step_daemons(conf) | processes.of_jobs(conf))
+        logs = (places.root / "log").glob("slurmd-*.log")
+        processes.kill(processes.step_daemons(logs) | processes.of_jobs(conf))
         for daemon in ("slurmctld", "slurmdbd", "mariadbd", "munged"):
             self._stop(daemon)
 
@@ -221,8 +230,12 @@ class Daemons:
 
     def all_idle(self) -> bool:
         """Whether every node can take jobs and none has one."""
-        rows = dict.fromkeys(self._output(["sinfo", "-hN", "-o", "%N %t"]).splitlines())
-        return sum(row.split()[1] == "idle" for row in rows) == len(self.spec.nodes)
+        states = self.node_states()
+        return len(states) == len(self.spec.nodes) and set(states.values()) == {"idle"}
+
+    def node_states(self) -> dict[str, str]:
+        """State of every node, as nodes.py words it; empty while the controller does not answer."""
+        return read_states(self._output(["scontrol", "-o", "show", "node"]))
 
     def _environment(self, env: Mapping[str, str] | None) -> dict[str, str]:
         return {**self.env, **(env or {})}

@@ -78,17 +78,19 @@ def of_jobs(conf: Path) -> set[int]:
     return descendants(pid for pid, env in of_cluster(conf).items() if "SLURM_JOB_ID" in env)
 
 
-def step_daemons(conf: Path, log: Path | None = None) -> set[int]:
-    """slurmstepd processes of this cluster; with a node's log only that node's, as they hold it open."""
-    found = {pid for pid in of_cluster(conf) if name(pid) == "slurmstepd"}
-    return found if log is None else {pid for pid in found if _holds(pid, log)}
+def step_daemons(logs: Iterable[Path]) -> set[int]:
+    """Step daemons of the nodes that log there: each holds its log open, and from 24.11 on has no environment."""
+    wanted = set(map(str, logs))
+    return {
+        pid for pid in everybody() if name(pid) == "slurmstepd" and running(pid) and not wanted.isdisjoint(_open(pid))
+    }
 
 
-def _holds(pid: int, path: Path) -> bool:
+def _open(pid: int) -> set[str]:
     try:
-        return any(os.readlink(entry.path) == str(path) for entry in os.scandir(f"/proc/{pid}/fd"))
+        return {os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")}
     except OSError:
-        return False
+        return set()
 
 
 def kill(pids: Iterable[int], number: signal.Signals = signal.SIGKILL) -> None:

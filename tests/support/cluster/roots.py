@@ -41,7 +41,7 @@ class Root:
         return cls(path, lock)
 
     def clear(self) -> None:
-        """Remove everything below."""
+        """Remove it with everything below."""
         if self.path.exists():
             shutil.rmtree(self.path)
 

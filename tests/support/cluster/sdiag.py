@@ -1,4 +1,4 @@
-"""Reads `sdiag`: how many calls the controller served, by user and by kind of call."""
+"""Reads `sdiag` and `sacctmgr show stats`: how many calls a daemon served, by user and by kind of call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Calls:
 
 
 def read_calls(text: str) -> Calls:
-    """The two tables of `sdiag`'s output."""
+    """The two tables of either command's output."""
     tables: dict[str, dict[str, int]] = {"message type": {}, "user": {}}
     table: dict[str, int] = {}
     for line in text.splitlines():

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stages.errors import RolloutError
 from stages.protocols import Task
 from stages.trajectory import Message, Trajectory
 from tests.support.sandboxes import DirectorySandbox
@@ -160,9 +161,13 @@ def test_given_rows(tmp_path: Path):
 def test_a_bad_row_is_named_with_its_line(tmp_path: Path, line: str, said: str):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"task_id": "ok", "question": "1 = ?", "answer": 1}\n' + line + "\n")
-    with pytest.raises(TaskDataError, match=r"rows\.jsonl:2: ") as caught:
-        list(ArithTask(path=str(path)).rows())
-    assert said in str(caught.value)
+    task = ArithTask(path=str(path))
+    whole, broken = task.rows()
+    assert (whole["task_id"], broken["task_id"]) == ("ok", "line-2")
+    assert task.environment(broken).setup_key not in {task.environment(whole).setup_key, ""}
+    with pytest.raises(RolloutError, match=r"rows\.jsonl:2: ") as caught:
+        asyncio.run(task.prepare(None, broken))
+    assert said in str(caught.value) and caught.value.detail["final"]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from launch.slurm.accounting import account, component_names, summarize
 from launch.slurm.client.errors import SlurmUnavailable
@@ -54,7 +55,11 @@ def test_attempts_add_up_and_what_is_not_known_is_null() -> None:
     attempts = [usage("9+1", cpus=4, elapsed_s=900, cpu_s=900), usage("9+1", cpus=4, elapsed_s=900, cpu_s=None)]
     found = summarize(attempts, HET, 0)["pools"]["run"]
     assert (found["cpu_hours"], found["attempts"], found["idle_share"], found["cost_per_1000"]) == (2.0, 2, 0.75, None)
-    assert summarize(attempts, HET, 0)["reason"] == "the CPU time of what still runs is not in accounting yet"
+    running = [*attempts, replace(attempts[0], state=JobState.RUNNING)]
+    assert (summarize(attempts, HET, 0)["settled"], summarize(running, HET, 0)["settled"]) == (True, False)
+    assert "will grow" in summarize(running, HET, 0)["reason"]
+    again = [replace(attempts[0], state=JobState.REQUEUED), attempts[1]]
+    assert summarize(again, HET, 0)["settled"], "an attempt that was queued again is over"
     never = summarize([usage("9+1", cpus=4, elapsed_s=0, cpu_s=None, began=None)], HET, 10)["pools"]["run"]
     assert (never["cpu_hours"], never["attempts"], never["idle_share"]) == (0.0, 0, None)
 

@@ -17,8 +17,8 @@ from launch.slurm import client as slurm_client
 from launch.slurm import record
 from launch.slurm.client.commands import current_user
 from launch.slurm.client.errors import SlurmUnavailable
-from launch.slurm.client.protocol import FairShare, JobInfo
-from launch.slurm.client.states import job_state
+from launch.slurm.client.protocol import FairShare, JobInfo, JobUsage
+from launch.slurm.client.states import JobState, job_state
 from launch.slurm.watch import POLL_MAX_S, POLL_S, RunWatch, Schedule
 from launch.verbs.status import slurm_lines
 from stages import beacon, manifest, sharedfs
@@ -91,7 +91,7 @@ def leave_summary(layout: RunLayout, state: str) -> None:
         "run_id": "r",
         "state": state,
         "rollouts": rollouts,
-        "slurm": {"total": {"cpu_hours": 1.5}},
+        "slurm": {"attempts": 2},
         "stuck": None,
     }
     sharedfs.write_atomic(layout.summary, msgspec.json.encode(summary))
@@ -205,8 +205,50 @@ async def test_an_oom_step_of_a_run_that_is_done_is_no_failure(submitted: RunLay
     leave_summary(submitted, "completed")
     client = FakeSlurm(het("OUT_OF_MEMORY", "OUT_OF_MEMORY"))
     status = await watch(submitted, client).status()
-    assert (status["state"], status["slurm"]) == ("completed", {"total": {"cpu_hours": 1.5}})
-    assert not client.calls, "the run's own record is enough"
+    assert status["state"] == "completed"
+    assert not client.calls["jobs"], "the run's own record is enough"
+
+
+async def test_what_a_run_used_is_put_into_its_summary_once_all_jobs_have_ended(submitted: RunLayout) -> None:
+    leave_summary(submitted, "completed")
+    client = FakeSlurm()
+    common = {
+        "leader_id": "9",
+        "partition": "cpu",
+        "started_at": 5,
+        "elapsed_s": 3600,
+        "cpus": 2,
+        "gpus": 1,
+        "nodes": 1,
+    }
+    parts = [
+        JobUsage(job_id=f"9+{n}", het_offset=n, state=JobState.RUNNING, cpu_s=None, **common) for n in range(2)
+    ]  # fmt: skip
+    client.used = parts
+    status = await watch(submitted, client).status()
+    assert (status["slurm"]["settled"], status["slurm"]["pools"]["run"]["cpu_hours"]) == (False, 2.0)
+    client.used = [msgspec.structs.replace(one, state=JobState.COMPLETED, cpu_s=1800.0) for one in parts]
+    used = (await watch(submitted, client).status())["slurm"]
+    assert used["pools"]["run"]["idle_share"] == 0.75
+    assert used["total"]["cost_per_1000"] == {"cpu_hours": 1000.0, "gpu_hours": 500.0}
+    assert msgspec.json.decode(sharedfs.read_bytes(submitted.summary))["slurm"] == used
+    client.used = None
+    assert (await watch(submitted, client).status())["slurm"] == used
+    assert client.calls == {"accounting": 2}
+    assert slurm_lines(used, 0.0)[-1] == (
+        "used     all: 4.00 CPU-hours (75% idle), 2.00 GPU-hours; "
+        "a thousand rollouts: 1000.00 CPU-hours, 500.00 GPU-hours"
+    )
+
+
+async def test_where_accounting_is_off_nothing_is_invented(submitted: RunLayout) -> None:
+    leave_summary(submitted, "completed")
+    client = FakeSlurm()
+    client.used = None
+    used = (await watch(submitted, client).status())["slurm"]
+    assert (used["pools"], used["total"]) == (None, None)
+    assert "keeps no accounts" in used["reason"]
+    assert slurm_lines(used, 0.0) == []
 
 
 async def test_a_failed_run_that_is_carried_on_waits_again(submitted: RunLayout) -> None:
@@ -215,7 +257,7 @@ async def test_a_failed_run_that_is_carried_on_waits_again(submitted: RunLayout)
     job = JobInfo(job_id="12+0", leader_id="12", het_offset=0, state=job_state("PENDING"))
     status = await watch(submitted, FakeSlurm([job])).status()
     assert status["state"] == "requeued"
-    assert status["slurm"]["total"] == {"cpu_hours": 1.5}
+    assert status["slurm"]["attempts"] == 2
 
 
 async def test_parity_b20_when_slurm_does_not_answer_the_files_do(submitted: RunLayout) -> None:
@@ -268,7 +310,7 @@ def test_the_verb_shows_jobs_and_words(
     assert main(["status", str(submitted.root)]) == 0
     out = capsys.readouterr().out
     assert "job      9+1 run: pending (Priority), partition cpu, priority 3847" in out
-    assert "share    fair-share factor 0.10 (alice, physics)" in out
+    assert out.count("slurm    fair-share factor 0.10 of 1 for alice in physics") == 1
     assert "slurm    control (9+0), run (9+1) wait: Priority" in out
     assert main(["status", "--json", str(submitted.root)]) == 0
     assert json.loads(capsys.readouterr().out)["slurm"]["jobs"][1]["component"] == "run"
@@ -290,8 +332,10 @@ def test_lines_for_people() -> None:
     job = {"job_id": "9", "component": "run", "state": "failed", "nodes": [f"n{n}" for n in range(6)], "exit_code": 3,
            "restarts": 2, "reason": "NonZeroExitCode"}  # fmt: skip
     waits = {"job_id": "10", "component": None, "state": "pending", "reason": "Priority", "estimated_start": 1090}
-    assert slurm_lines({"jobs": [job, waits], "words": ["one"], "fair_share": None}, 1000.0) == [
+    share = {"user": "alice", "account": "physics", "factor": 0.25}
+    assert slurm_lines({"jobs": [job, waits], "words": ["one"], "fair_share": share}, 1000.0) == [
         "job      9 run: failed, on n0, n1, n2, n3 and 2 more, restarts 2, exit code 3",
         "job      10 -: pending (Priority), starts in 1 min 30 s",
         "slurm    one",
+        "slurm    fair-share factor 0.25 (alice, physics)",
     ]

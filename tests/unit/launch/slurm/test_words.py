@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from launch.slurm.client.protocol import FairShare, JobInfo, NodeInfo, Partition, SiteInfo
 from launch.slurm.client.states import job_state
@@ -89,6 +90,16 @@ def test_fewer_nodes_than_are_wanted_are_idle() -> None:
     assert "cpu has 2 idle nodes and 4 are wanted: fewer would start sooner" in text
     text = said(*(pending("Resources", f"9+{n}") for n in range(3)), at=site(cpu_idle=2))
     assert "cpu has 2 idle nodes and 3 are wanted" in text, "the components of one job want theirs at once"
+
+
+def test_nodes_that_are_kept_for_a_job_count_where_it_waits_and_nowhere_else() -> None:
+    def kept(at: SiteInfo, name: str) -> SiteInfo:
+        state = {node: "plnd" if name in node.partitions and node.idle else node.state for node in at.nodes}
+        return replace(at, nodes=tuple(replace(node, state=state[node]) for node in at.nodes))
+
+    job = pending("Resources", node_count=4, cpus=32)
+    assert "cpu has 2 idle nodes and 4 are wanted" in said(job, at=kept(site(cpu_idle=2), "cpu"))
+    assert "spare" not in said(pending("Priority"), at=kept(site(spare_idle=2), "spare"))
 
 
 def test_a_partition_with_idle_nodes_is_named() -> None:

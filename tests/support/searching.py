@@ -1,0 +1,45 @@
+"""An agent that looks for words everywhere it can, on both sides of its sandbox, and says where it has found them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from sandbox.protocols import Sandbox
+from stages.protocols import Limits, Model, Row, Task
+from stages.trajectory import Message
+
+
+class Searcher:
+    """Searches its row, its worker's environment and command line, and all that can be read in the sandbox.
+
+    Args:
+        task: gives prompt and tools.
+        words: to look for, separated by spaces; written so that the search does not find itself.
+    """
+
+    name = "searcher"
+    privileged = False
+
+    def __init__(self, task: Task, words: str) -> None:
+        self._task, self._words = task, words.split()
+
+    async def run(self, row: Row, model: Model, sandbox: Sandbox, limits: Limits) -> None:
+        """Search, and say what was found as a JSON list."""
+        prompt, tools = self._task.prompt(row), self._task.tools(row)
+        outside = {
+            "row": repr(row), "prompt": repr(prompt), "tools": repr(tools), "environ": repr(dict(os.environ)),
+            "process": Path("/proc/self/environ").read_bytes().decode(errors="replace"),
+        }  # fmt: skip
+        found = [f"{place}: {word}" for place, text in outside.items() for word in self._words if word in text]
+        for word in self._words:
+            pattern = f"[{word[0]}]{word[1:]}"
+            inside = await sandbox.shell.run(
+                f"grep -rlaI -- '{pattern}' / --exclude-dir=proc --exclude-dir=sys --exclude-dir=dev 2>/dev/null\n"
+                f"grep -la -- '{pattern}' /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null; true",
+                timeout_s=100,
+            )
+            assert not inside.timed_out
+            found += inside.output.split()
+        model.say(messages=prompt, reply=Message("assistant", json.dumps(found)), tools=tools)

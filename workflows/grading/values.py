@@ -1,0 +1,176 @@
+"""Plain Python values as JSON that only plain values can come out of: no pickle, no class of the sender's own.
+
+Sent into sandboxes as text, so it imports the standard library alone and runs on Python 3.8.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import struct
+import time
+from collections.abc import Callable
+from typing import Any
+
+LARGEST_BYTES = 16 * 1024 * 1024
+"""Of one message."""
+DEEPEST = 200
+_COLLECTIONS: dict[str, Any] = {"l": list, "t": tuple, "z": frozenset, "s": set}
+_LENGTH = struct.Struct(">I")
+
+
+class NotPlainError(Exception):
+    """A value that cannot be sent, or bytes that are no message."""
+
+
+class Opaque:
+    """Stands for a value that is not plain; equal to nothing, not even to itself."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    def __ne__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __bool__(self) -> bool:
+        raise TypeError("a value of class " + self.kind + " is neither true nor false here")
+
+
+def encode(value: Any, depth: int = 0) -> Any:
+    """The value as JSON data; an instance of a subclass becomes its plain base, anything else opaque.
+
+    Raises:
+        NotPlainError: it is nested too deeply, or into itself.
+    """
+    if depth > DEEPEST:
+        raise NotPlainError("nested deeper than " + str(DEEPEST))
+    if value is None or value is True or value is False:
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return {"i": hex(int.__index__(value))}
+    if isinstance(value, float):
+        return {"f": float.hex(value)}
+    if isinstance(value, complex):
+        return {"c": [float.hex(value.real), float.hex(value.imag)]}
+    if isinstance(value, (bytes, bytearray)):
+        return {"b": bytes(value).hex()}
+    deeper = depth + 1
+    if isinstance(value, dict):
+        pairs = [[encode(key, deeper), encode(one, deeper)] for key, one in dict.items(value)]
+        return {"d": pairs}
+    for tag, kind in _COLLECTIONS.items():
+        if isinstance(value, kind):
+            return {tag: [encode(one, deeper) for one in kind.__iter__(value)]}
+    return {"x": type(value).__name__}
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "i": lambda data: int(data, 16),
+    "f": float.fromhex,
+    "c": lambda data: complex(float.fromhex(data[0]), float.fromhex(data[1])),
+    "b": bytes.fromhex,
+    "d": lambda data: {decode(key): decode(one) for key, one in data},
+    "l": lambda data: [decode(one) for one in data],
+    "t": lambda data: tuple([decode(one) for one in data]),
+    "s": lambda data: {decode(one) for one in data},
+    "z": lambda data: frozenset([decode(one) for one in data]),
+    "x": lambda data: Opaque(str(data)[:200]),
+}
+
+
+def decode(data: Any) -> Any:
+    """The value of what `encode` gave, of exact built-in types.
+
+    Raises:
+        NotPlainError: nothing that `encode` gives looks like this.
+    """
+    if data is None or isinstance(data, (bool, str)):
+        return data
+    if isinstance(data, dict) and len(data) == 1:
+        ((tag, content),) = data.items()
+        if tag in _READERS:
+            try:
+                return _READERS[tag](content)
+            except NotPlainError:
+                raise
+            except (TypeError, ValueError, IndexError, OverflowError, RecursionError) as error:
+                raise NotPlainError(str(error)[:200]) from None
+    raise NotPlainError("no plain value")
+
+
+class Pipe:
+    """Messages over a pair of pipes, each with its length before it.
+
+    Args:
+        read: descriptor to read from.
+        write: descriptor to write to.
+    """
+
+    def __init__(self, read: int, write: int) -> None:
+        self._read, self._write = read, write
+
+    def send(self, message: Any, deadline: float | None = None) -> None:
+        """Write one message.
+
+        Raises:
+            NotPlainError: it is too large.
+            EOFError: the other side is gone, or did not read until the deadline.
+        """
+        body = json.dumps(message).encode()
+        if len(body) > LARGEST_BYTES:
+            raise NotPlainError("a message of " + str(len(body)) + " bytes")
+        left = memoryview(_LENGTH.pack(len(body)) + body)
+        while left:
+            self._wait(self._write, deadline, write=True)
+            try:
+                left = left[os.write(self._write, left[:65536] if deadline is None else left[:4096]) :]
+            except OSError as error:
+                raise EOFError("the other side is gone") from error
+
+    def receive(self, deadline: float | None = None) -> Any:
+        """Read one message; None at the end.
+
+        Raises:
+            NotPlainError: it is no message.
+            EOFError: the other side left in the middle, or nothing came until the deadline.
+        """
+        head = self._take(_LENGTH.size, deadline)
+        if not head:
+            return None
+        (length,) = _LENGTH.unpack(head)
+        if length > LARGEST_BYTES:
+            raise NotPlainError("a message of " + str(length) + " bytes")
+        try:
+            return json.loads(self._take(length, deadline))
+        except (ValueError, RecursionError) as error:
+            raise NotPlainError(str(error)[:200]) from None
+
+    def _take(self, size: int, deadline: float | None) -> bytes:
+        parts: list[bytes] = []
+        left = size
+        while left:
+            self._wait(self._read, deadline)
+            data = os.read(self._read, min(left, 65536))
+            if not data:
+                if left < size:
+                    raise EOFError("the other side left in the middle of a message")
+                return b""
+            parts.append(data)
+            left -= len(data)
+        return b"".join(parts)
+
+    def _wait(self, descriptor: int, deadline: float | None, write: bool = False) -> None:
+        if deadline is None:
+            return
+        left = max(0.0, deadline - time.monotonic())
+        ready = select.select([] if write else [descriptor], [descriptor] if write else [], [], left)
+        if not (ready[0] or ready[1]):
+            raise EOFError("nothing came in time")

@@ -1,0 +1,180 @@
+"""task=code: functions with hidden tests (HumanEval columns); what they return is compared where they cannot reach."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from sandbox.errors import FilesError
+from sandbox.protocols import Sandbox
+from stages.errors import VerifierError
+from stages.protocols import Environment, Reward, Row
+from stages.trajectory import Message, Trajectory
+from workflows.errors import TaskDataError
+from workflows.grading.trusted import Graded, run_trusted, untrusted
+from workflows.tasks.rows import broken_environment, read_rows, refuse_broken, wrong_texts
+from workflows.tools import bash
+
+WORKSPACE: Final = "/work"
+SOLUTION: Final = f"{WORKSPACE}/solution.py"
+_COLUMNS: Final = ("prompt", "entry_point", "canonical_solution", "test")
+_LARGEST_BYTES: Final = 1024 * 1024
+_VALUES: Final = "workflows.grading.values"
+_GRADER: Final = (_VALUES, "workflows.grading.functions")
+_CHILD: Final = (_VALUES, "workflows.grading.candidate")
+_LIMITS: Final = {"AS": 4 << 30, "FSIZE": 64 << 20, "CORE": 0, "NPROC": 1024}
+"""Of the solution's process: bytes of address space, of a file, of a core; processes of the user."""
+_CODE_BLOCK: Final = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_INFRASTRUCTURE: Final = frozenset({errno.EIO, errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE})
+_SYSTEM: Final = (
+    "You solve programming tasks in Python. You have a shell. Write the solution to the file that you are told, "
+    "and try it before you say that you are done."
+)
+
+
+class CodeTask:
+    """A function to write into /work/solution.py; without that file the last code block that the agent said counts.
+
+    What stands before the function in the prompt (imports, functions that it may use) is there when the solution is
+    loaded. The reward is 1.0 when the row's `check` accepts the function, else 0.0; its parts: `correct`, `canary`
+    (0.0: the solution's process was caught lying), `format` (there was a solution that could be loaded).
+
+    Args:
+        path: JSONL with task_id, prompt, entry_point, canonical_solution, test.
+        limit: number of rows; None is all.
+        call_s: seconds that one call of the function may take.
+        total_s: seconds that grading may take.
+
+    Raises:
+        TaskDataError: an option is out of range.
+    """
+
+    name = "code"
+    private = frozenset({"canonical_solution", "test"})
+
+    def __init__(
+        self, path: str | None = None, limit: int | None = None, call_s: float = 5.0, total_s: float = 60.0
+    ) -> None:
+        if path is None:
+            raise TaskDataError(
+                "task.path: task=code has no data of its own: give a JSONL file with HumanEval's columns"
+            )
+        if limit is not None and limit < 0:
+            raise TaskDataError(f"task.limit: got {limit}; allowed: 0 or more")
+        for key, value in (("call_s", call_s), ("total_s", total_s)):
+            if not value > 0:
+                raise TaskDataError(f"task.options.{key}: got {value}; allowed: above 0")
+        self._path, self._limit, self._call_s, self._total_s = Path(path), limit, call_s, total_s
+
+    def rows(self) -> Iterable[Row]:
+        """The rows in order; a line that is no row becomes one that fails.
+
+        Raises:
+            TaskDataError: `path` cannot be read.
+        """
+        return itertools.islice(read_rows(self._path, _checked), self._limit)
+
+    def environment(self, row: Row) -> Environment:
+        """The host image; all rows share one environment."""
+        return broken_environment(row) or Environment(image="host", setup_key="code", workspace=(WORKSPACE,))
+
+    async def prepare(self, sandbox: Sandbox, row: Row) -> None:
+        """Start the sandbox, which makes the working directory.
+
+        Raises:
+            RolloutError: the row is broken.
+        """
+        refuse_broken(row)
+        await sandbox.start()
+
+    def prompt(self, row: Row) -> list[Message]:
+        """What to write and where."""
+        asked = (
+            f"Complete the Python function `{row['entry_point']}`. Write it, with everything that it needs, to "
+            f"{SOLUTION}.\n\n```python\n{row['prompt'].rstrip()}\n```"
+        )
+        return [Message("system", _SYSTEM), Message("user", asked)]
+
+    def tools(self, row: Row) -> list[dict[str, Any]]:
+        """The bash tool."""
+        return [bash.SCHEMA]
+
+    async def verify(self, sandbox: Sandbox, row: Row, trajectory: Trajectory) -> Reward:
+        """Run the row's `check` on the solution.
+
+        Raises:
+            VerifierError: the row is broken (final), or the grader did not run.
+        """
+        wrong = wrong_texts(row, _COLUMNS)
+        if wrong:
+            raise VerifierError(f"{row['task_id']}: {wrong}", final=True)
+        solution = await _solution(sandbox, trajectory)
+        if solution is None:
+            return Reward(0.0, {"correct": 0.0, "canary": 1.0, "format": 0.0})
+        given = {
+            "reference": row["prompt"] + row["canonical_solution"], "test": row["test"],
+            "entry_point": row["entry_point"], "preamble": _preamble(row), "solution": solution,
+            "child": untrusted(_CHILD), "call_s": self._call_s, "limits": _LIMITS,
+            "env": {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": WORKSPACE, "LANG": "C.UTF-8"},
+        }  # fmt: skip
+        graded = await run_trusted(sandbox, _GRADER, given, cwd=WORKSPACE, timeout_s=self._total_s)
+        return _reward(row, graded)
+
+    async def solve(self, sandbox: Sandbox, row: Row) -> str | None:
+        """Write the canonical solution."""
+        await sandbox.files.write(SOLUTION, row["prompt"] + row["canonical_solution"])
+        return None
+
+
+def _checked(row: dict[str, Any], number: int) -> dict[str, Any] | str:
+    wrong = wrong_texts(row, ("task_id", *_COLUMNS))
+    if wrong or not row["task_id"]:
+        return wrong or "task_id is empty"
+    if not row["entry_point"].isidentifier():
+        return f"entry_point {row['entry_point']!r} is no name of a function"
+    return row
+
+
+def _preamble(row: Mapping[str, Any]) -> str:
+    """The prompt up to the function that it asks for."""
+    found = re.search(rf"^(?:async\s+)?def\s+{re.escape(row['entry_point'])}\b", row["prompt"], re.MULTILINE)
+    return str(row["prompt"][: found.start()]) if found else ""
+
+
+async def _solution(sandbox: Sandbox, trajectory: Trajectory) -> str | None:
+    """The text of the solution; None where there is none that could be read."""
+    try:
+        return (await sandbox.files.read(SOLUTION, limit_bytes=_LARGEST_BYTES)).decode("utf-8", "replace")
+    except FilesError as error:
+        number = error.detail.get("errno")
+        if number in _INFRASTRUCTURE:
+            raise
+        if number != errno.ENOENT:  # a directory, a link to nowhere good, a file too large: the agent's doing
+            return None
+    said = [message.content for message in trajectory.messages if message.role == "assistant"]
+    blocks = _CODE_BLOCK.findall(said[-1]) if said else []
+    return blocks[-1][:_LARGEST_BYTES] if blocks else None
+
+
+def _reward(row: Row, graded: Graded) -> Reward:
+    """The reward of what the grader told.
+
+    Raises:
+        VerifierError: the row is broken (final), or the grader broke before the solution was started.
+    """
+    told = graded.records[-1] if graded.records else {}
+    if "fault" in told:
+        raise VerifierError(f"{row['task_id']}: {told['fault']}", final=True)
+    if "correct" in told:
+        parts = {"correct": told["correct"], "canary": told["canary"], "format": told["loaded"]}
+        return Reward(float(told["correct"]), {name: float(part) for name, part in parts.items()})
+    if "started" in told:
+        return Reward(0.0, {"correct": 0.0, "canary": 1.0, "format": 1.0})
+    done = graded.execution
+    how = "its time ran out" if done.timed_out else f"it ended with {done.exit_code}"
+    said = done.output[-1000:].decode("utf-8", "replace").strip()
+    raise VerifierError(f"{row['task_id']}: the test was not ready to run: {how}: {said}")

@@ -1,0 +1,141 @@
+"""task=math: word problems with a numeric answer (GSM8K columns); equality by value, not by letters."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from sandbox.protocols import Sandbox
+from stages.errors import VerifierError
+from stages.protocols import Environment, Reward, Row
+from stages.trajectory import Message, Trajectory
+from workflows.errors import TaskDataError
+from workflows.grading.equality import Equality
+from workflows.tasks.rows import broken_environment, read_rows, refuse_broken, wrong_texts
+from workflows.tools import bash
+
+WORKSPACE: Final = "/work"
+_SYSTEM: Final = (
+    "You solve word problems. You have a shell for calculations. When you are done, end with one line: The answer is N."
+)
+_MARK: Final = re.compile(r"####|\bthe (?:final )?answer is:?|\\boxed\{", re.IGNORECASE)
+_SENTENCE: Final = re.compile(r"[ \t]*(.*?)(?:\.(?=\s|$)|\n|$)")
+_LINE: Final = re.compile(r"[^\n]*")
+_DECORATION: Final = " \t\r*_`$"
+_LARGEST_TEXT: Final = 1024 * 1024
+
+
+class MathTask:
+    r"""Questions whose answer is a number; the one that the last assistant message states last counts.
+
+    An answer is stated as `The answer is N.`, as `#### N` or as `\boxed{N}`. The reward is 1.0 where it equals the
+    row's, else 0.0; its parts: `correct`, and `format` (an answer was stated).
+
+    Args:
+        path: JSONL with question and answer (all of it, or what follows its last ####); task_id where rows have one.
+        limit: number of rows; None is all.
+
+    Raises:
+        TaskDataError: an option is out of range.
+    """
+
+    name = "math"
+    private = frozenset({"answer"})
+
+    def __init__(self, path: str | None = None, limit: int | None = None) -> None:
+        if path is None:
+            raise TaskDataError("task.path: task=math has no data of its own: give a JSONL file with GSM8K's columns")
+        if limit is not None and limit < 0:
+            raise TaskDataError(f"task.limit: got {limit}; allowed: 0 or more")
+        self._path, self._limit, self._equality = Path(path), limit, Equality()
+
+    def rows(self) -> Iterable[Row]:
+        """The rows in order; a line that is no row becomes one that fails.
+
+        Raises:
+            TaskDataError: `path` cannot be read.
+        """
+        return itertools.islice(read_rows(self._path, _checked), self._limit)
+
+    def environment(self, row: Row) -> Environment:
+        """The host image; all rows share one environment."""
+        return broken_environment(row) or Environment(image="host", setup_key="math", workspace=(WORKSPACE,))
+
+    async def prepare(self, sandbox: Sandbox, row: Row) -> None:
+        """Start the sandbox, which makes the working directory.
+
+        Raises:
+            RolloutError: the row is broken.
+        """
+        refuse_broken(row)
+        await sandbox.start()
+
+    def prompt(self, row: Row) -> list[Message]:
+        """The question."""
+        return [Message("system", _SYSTEM), Message("user", row["question"])]
+
+    def tools(self, row: Row) -> list[dict[str, Any]]:
+        """The bash tool."""
+        return [bash.SCHEMA]
+
+    async def verify(self, sandbox: Sandbox, row: Row, trajectory: Trajectory) -> Reward:
+        """Compare what the last assistant message states last; the sandbox is not looked at.
+
+        Raises:
+            VerifierError: the row has no answer (final), or nothing compares.
+        """
+        wrong = wrong_texts(row, ("answer",))
+        if wrong:
+            raise VerifierError(f"{row['task_id']}: {wrong}", final=True)
+        said = [message.content for message in trajectory.messages if message.role == "assistant"]
+        stated = stated_answer(said[-1]) if said else None
+        if stated is None:
+            return Reward(0.0, {"correct": 0.0, "format": 0.0})
+        correct = await asyncio.to_thread(self._equality.equal, gold_answer(row["answer"]), stated)
+        return Reward(float(correct), {"correct": float(correct), "format": 1.0})
+
+    async def solve(self, sandbox: Sandbox, row: Row) -> str | None:
+        """Say the answer."""
+        return f"The answer is {gold_answer(row['answer'])}."
+
+
+def gold_answer(answer: str) -> str:
+    """What follows the last #### of a row's answer, or all of it."""
+    return answer.rpartition("####")[2].strip()
+
+
+def stated_answer(text: str) -> str | None:
+    """The answer that a text states last; None where it states none."""
+    text, stated = text[-_LARGEST_TEXT:], None
+    for mark in _MARK.finditer(text):
+        if mark[0] == "####":
+            told = _LINE.match(text, mark.end())[0]  # type: ignore[index]
+        elif mark[0].endswith("{"):
+            told = _braced(text, mark.end())
+        else:
+            told = _SENTENCE.match(text, mark.end())[1]  # type: ignore[index]
+        told = told.strip(_DECORATION).removesuffix(".").strip(_DECORATION)
+        stated = told or stated
+    return stated
+
+
+def _braced(text: str, start: int) -> str:
+    """What stands up to the brace that closes; nothing where none does."""
+    depth = 1
+    for place in range(start, min(len(text), start + 1000)):
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if depth == 0:
+            return text[start:place]
+    return ""
+
+
+def _checked(row: dict[str, Any], number: int) -> dict[str, Any] | str:
+    row = {"task_id": f"math-{number}", **row}
+    wrong = wrong_texts(row, ("task_id", "question", "answer"))
+    if wrong or not row["task_id"]:
+        return wrong or "task_id is empty"
+    return row if gold_answer(row["answer"]) else "answer ends without a value"
