@@ -85,7 +85,8 @@ class Continuing:
             job=self._job,
             job_id=self._job_id,
             placement=placement,
-            components=[component.name for job in jobs for component in job.components] or [self._job.partition("+")[0]],
+            components=[component.name for job in jobs for component in job.components]
+            or [self._job.partition("+")[0]],
             clusters=list(self._config.cluster.clusters),
             submitted_at=time.time(),
             workers=0 if jobs else 1,
@@ -106,7 +107,10 @@ class Continuing:
         return mine[0].ended_at - time.time() if mine and mine[0].ended_at else None
 
     async def lost_component(self, step: str) -> str | None:
-        """Why a component of this heterogeneous job is gone, where Slurm and not the program ended it."""
+        """Why a component of this heterogeneous job is gone, where Slurm and not the program ended it.
+
+        Empty where Slurm takes the whole job away: it queues it again by itself, and ends this process in a moment.
+        """
         if len(self._mine.components) < 2:
             return None
         try:
@@ -116,6 +120,8 @@ class Continuing:
         gone = [job for job in jobs if not job.state.holds_nodes]
         if not gone:
             return None
+        if len(gone) == len(jobs) and any(job.state.waiting for job in jobs):
+            return ""
         said = ", ".join(f"{self._component(job)} ({job.job_id}) is {job.state.value}" for job in gone)
         return f"half of the job is gone: {said}"
 

@@ -14,7 +14,7 @@ from conf.load import load_config
 from launch.drive import TOLD_BY_SLURM
 from launch.errors import Exit
 from launch.slurm.code import CODE_CHANGED
-from launch.slurm.continuing import Continuing
+from launch.slurm.continuing import KILLED_S, Continuing
 from launch.slurm.run_over import run_is_over
 from launch.slurm.sruns import Steps, parse_steps
 from stages import control, manifest, sharedfs
@@ -118,6 +118,10 @@ class Leader:
             if broken:  # half of a heterogeneous job is no job: all of it is asked for again
                 _say(broken)
                 return broken
+            if broken is not None:
+                _say("Slurm queues the whole job again")
+                await self._steps.next_end(self._ended, timeout_s=KILLED_S)
+                continue
             if self._steps.code(gone) == Exit.REQUEUED:  # a signal went to the steps alone
                 self._told.set()
             else:

@@ -108,7 +108,9 @@ def place(config: Config, layout: RunLayout, run_id: str, reason: str) -> list[S
     try:
         return [*made, _submit_fallback(config, layout, run_id)]
     except LaunchError as error:
-        sys.stderr.write(f"rollmill: the heterogeneous job is in the queue, but no linked job waits behind it: {error}\n")
+        sys.stderr.write(
+            f"rollmill: the heterogeneous job is in the queue, but no linked job waits behind it: {error}\n"
+        )
         return made
 
 

@@ -16,13 +16,15 @@ ALONE = ("placement=colocated", "cluster.partition=cpu", "cluster.extra_sbatch=[
 
 def factor(cluster: Cluster, user: str) -> float:
     """The user's fair-share factor, as Slurm last computed it."""
-    return float(cluster.ask("sshare", "-nP", f"--users={user}", "--format=User,FairShare").rpartition("|")[2])
+    rows = [line.split("|") for line in cluster.ask("sshare", "-nPa", "--format=User,FairShare").splitlines()]
+    return next(float(found) for name, found in rows if name == user)
 
 
 def use_all_nodes_for_a_while(cluster: Cluster, user: str, other: str) -> None:
     """Slurm adds usage up once a minute (PriorityCalcPeriod): until then the job runs."""
     for one in (user, other):
-        cluster.ask("sacctmgr", "-i", "modify", "user", one, "set", "rawusage=0")
+        account = f"account={cluster.spec.users[one]}"
+        cluster.ask("sacctmgr", "-i", "modify", "user", "where", f"name={one}", account, "set", "rawusage=0")
     heavy = cluster.submit(user, SLEEP, "-pcpu", "-N5", "--exclusive")
     cluster.await_state(heavy, "RUNNING")
     poll(lambda: factor(cluster, user) < factor(cluster, other), f"{user} has used more than {other}", 130, 1.0)

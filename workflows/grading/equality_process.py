@@ -9,7 +9,7 @@ import signal
 import sys
 from typing import Final
 
-from math_verify import LatexExtractionConfig, parse, verify  # type: ignore[import-untyped]
+from math_verify import LatexExtractionConfig, parse, verify
 
 QUESTION_S: Final = 5
 ADDRESS_BYTES: Final = 4 << 30

@@ -1,5 +1,7 @@
 """Cheats on task=swe, one a row: what an agent runs in its sandbox to be paid for work that it has not done."""
 
+# ruff: noqa: E501 - scripts read better whole
+
 from __future__ import annotations
 
 from typing import Any

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from conf.load import digest, dump_config
-from conf.schema import Cluster, Config, Lease, Placement
+from conf.schema import Checkpoint, Cluster, Config, Lease, Placement
 from launch.slurm import continuing, executor, record
 from launch.slurm.client.errors import SlurmRefused
 from launch.slurm.client.protocol import JobInfo, Partition
@@ -92,7 +92,7 @@ class JobSide:
 
     def __init__(self, place: Path, monkeypatch: pytest.MonkeyPatch, placement: str, **cluster: Any) -> None:
         self.config = replace(
-            Config(), run_dir=str(place), lease=Lease(ttl_s=1.0, heartbeat_s=0.2), cluster=Cluster(**cluster),
+            Config(), run_dir=str(place), action="submit", checkpoint=Checkpoint(turns=0), lease=Lease(ttl_s=1.0, heartbeat_s=0.2), cluster=Cluster(**cluster),
             placement=Placement(name=placement),  # type: ignore[arg-type]
         )  # fmt: skip
         self.layout = RunLayout(place)

@@ -258,9 +258,7 @@ async def test_changed_code_is_recorded_and_handed_on(side: Sides) -> None:
     assert (one.layout.root / "up-control").read_text().strip() == "0"
 
 
-async def test_changed_code_is_refused_where_that_is_asked_for(
-    side: Sides, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_changed_code_is_refused_where_that_is_asked_for(side: Sides, capsys: pytest.CaptureFixture[str]) -> None:
     one = side("het", changed_code="refuse")
     one.is_job("9", HET_SIZE="5")
     one.note("9", code="0" * 64)

@@ -1,0 +1,141 @@
+"""Which of two placements stays, how often a run goes on, and what a job can know of its own end."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from launch.slurm import record
+from launch.slurm.client.errors import SlurmUnavailable
+from launch.slurm.continuing import Continuing
+from tests.unit.launch.slurm.conftest import Sides
+from tests.unit.launch.slurm.leaders import JobSide, het, plain
+
+
+@pytest.fixture
+def auto(side: Sides) -> JobSide:
+    """placement=auto: the heterogeneous job, 9, and the router's linked job, 10, which is held back."""
+    made = side("auto")
+    made.note("9")
+    made.note("10", "control", reason="fallback", code="c0de")
+    return made
+
+
+def continuing(made: JobSide, job_id: str, job: str, **facts: str) -> Continuing:
+    made.is_job(job_id, **facts)
+    return Continuing(made.config, made.layout, job)
+
+
+def jobs(made: JobSide) -> dict[str, str]:
+    return {one.job: one.placement for one in record.read(made.layout)}
+
+
+async def test_auto_the_het_job_takes_the_held_back_one_away(auto: JobSide) -> None:
+    auto.slurm.known = [*het("RUNNING", "RUNNING"), plain("10", "PENDING")]
+    assert await continuing(auto, "9", "het").end_rivals() == ""
+    assert auto.slurm.told == [("cancel", ("10",), "all")] and auto.sbatch.made == []
+    assert jobs(auto) == {"het": "het"}
+
+
+async def test_auto_the_held_back_job_takes_a_waiting_het_job_away_and_brings_the_others(auto: JobSide) -> None:
+    auto.slurm.known = [*het("PENDING", "PENDING"), plain("10", "RUNNING")]
+    assert await continuing(auto, "10", "control").end_rivals() == ""
+    assert auto.slurm.told == [("cancel", ("9",), "pending")]
+    assert [name for name, _ in auto.sbatch.made] == ["init", "run", "eval", "fleet"]
+    assert set(jobs(auto).values()) == {"linked"}
+    assert {one.code for one in record.read(auto.layout)} == {"c0de"}, "the code that a person submitted"
+
+
+async def test_auto_where_both_start_in_one_moment_the_het_job_stays(auto: JobSide) -> None:
+    auto.slurm.known = [*het("RUNNING", "RUNNING"), plain("10", "RUNNING")]
+    held_back, first = continuing(auto, "10", "control"), continuing(auto, "9", "het")
+    assert "heterogeneous job 9 has started" in await held_back.end_rivals()
+    assert auto.sbatch.made == []
+    assert await first.end_rivals() == ""
+    assert jobs(auto) == {"het": "het"}
+    assert [job.state.value for job in auto.slurm.known] == ["running", "running", "cancelled"]
+    late = continuing(auto, "10", "control")
+    assert "started before" in await late.end_rivals(), "its leader begins after it was taken out of the run"
+    assert jobs(auto) == {"het": "het"}
+
+
+async def test_auto_a_leader_that_died_over_it_submits_nothing_twice(auto: JobSide) -> None:
+    auto.slurm.known = [plain("10", "RUNNING")]
+    auto.note("11", "init", reason="fallback")
+    auto.note("12", "run", reason="fallback")
+    assert await continuing(auto, "10", "control", RESTART_COUNT="1").end_rivals() == ""
+    assert [name for name, _ in auto.sbatch.made] == ["eval", "fleet"]
+    assert await continuing(auto, "10", "control", RESTART_COUNT="2").end_rivals() == ""
+    assert len(auto.sbatch.made) == 2
+
+
+async def test_without_rivals_slurm_is_left_alone(side: Sides) -> None:
+    made = side("het")
+    made.note("9")
+    assert await continuing(made, "9", "het").end_rivals() == ""
+    assert made.slurm.calls == {}
+
+
+@pytest.mark.parametrize(
+    ("reasons", "restarts", "may"),
+    [
+        (["launch"], "2", True), (["launch"], "3", False),
+        (["launch", "continue", "continue"], "0", True), (["launch", "continue", "continue"], "1", False),
+        (["launch", "continue", "continue", "continue"], "0", False),
+        (["launch", "continue", "continue", "continue", "resume"], "0", True),
+        (["launch", "continue", "continue", "resume", "continue", "continue"], "1", False),
+    ],
+)  # fmt: skip
+async def test_a_run_goes_on_so_often_since_somebody_last_started_it(
+    side: Sides, reasons: list[str], restarts: str, may: bool
+) -> None:
+    made = side("het", max_requeues=3)
+    for number, reason in enumerate(reasons):
+        made.note(str(9 + number), reason=reason)
+    job = continuing(made, str(8 + len(reasons)), "het", RESTART_COUNT=restarts)
+    assert (await job.go_on() == 75) is may
+    assert bool(made.slurm.told) is may
+
+
+async def test_an_added_job_is_not_asked_for_again(side: Sides) -> None:
+    made = side("linked", continue_by="resubmit")
+    made.note("9", "control")
+    made.note("11", "run+1", workers=2)
+    assert await continuing(made, "11", "run+1").go_on() == 75
+    assert made.sbatch.made == []
+
+
+async def test_a_successor_that_slurm_refuses_is_a_failure_that_says_what_to_do(
+    side: Sides, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = side("het", continue_by="resubmit")
+    made.note("9")
+    made.sbatch.refused = {"het"}
+    assert await continuing(made, "9", "het").go_on() == 1
+    assert "`rollmill resume` carries it on" in capsys.readouterr().err
+
+
+async def test_what_is_left_of_a_jobs_time(side: Sides) -> None:
+    made = side("het")
+    made.note("9")
+    job = continuing(made, "9", "het")
+    made.slurm.known = [plain("9", "RUNNING", ended_at=round(time.time()) + 50)]
+    left = await job.seconds_left()
+    assert left is not None and 45 < left <= 51
+    made.slurm.known = [plain("9", "RUNNING")]
+    assert await job.seconds_left() is None
+    made.slurm.error = SlurmUnavailable("squeue: no answer")
+    assert await job.seconds_left() is None
+
+
+async def test_a_component_is_lost_only_where_slurm_took_it(side: Sides) -> None:
+    made = side("het")
+    made.note("9", components=("control", "run"))
+    job = continuing(made, "9", "het")
+    made.slurm.known = het("RUNNING", "NODE_FAIL")
+    assert await job.lost_component("run") == "half of the job is gone: run (9+1) is node_fail"
+    made.slurm.known = het("RUNNING", "RUNNING")
+    assert await job.lost_component("run") is None
+    made.slurm.error = SlurmUnavailable("squeue: no answer")
+    assert await job.lost_component("run") is None

@@ -1,0 +1,131 @@
+"""What a run's submission becomes: which placement, which jobs, and what holds it back."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from conf.schema import Checkpoint
+from launch.slurm import record, submit
+from launch.slurm.client.protocol import Partition
+from launch.slurm.submit import TooManySubmissionsError, failed_nodes, place, submit_job, submit_run
+from launch.slurm.shapes import jobs_of
+from tests.unit.launch.slurm.conftest import Sides
+from tests.unit.launch.slurm.leaders import JobSide, het
+
+LINKED = ["control", "init", "run", "eval", "fleet"]
+
+
+@pytest.fixture(autouse=True)
+def no_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where this machine's own directories lie is not what is asked here."""
+    monkeypatch.setattr(submit, "places", lambda _: [])
+
+
+def placed(made: JobSide) -> list[str]:
+    place(made.config, made.layout, "r", "launch")
+    return [name for name, _ in made.sbatch.made]
+
+
+@pytest.mark.parametrize(("placement", "jobs"), [("het", ["het"]), ("colocated", ["colocated"]), ("linked", LINKED)])
+def test_each_placement_submits_its_jobs(side: Sides, placement: str, jobs: list[str]) -> None:
+    made = side(placement)
+    assert placed(made) == jobs
+    noted = record.read(made.layout)
+    assert [one.job for one in noted] == jobs
+    assert [one.job for one in noted if one.control] == jobs[:1], "the router's is the first"
+    assert len({one.code for one in noted}) == 1 and len(noted[0].code) == 64
+
+
+def test_auto_is_het_with_the_routers_linked_job_held_back_behind_it(side: Sides) -> None:
+    made = side("auto", het_max_pending_s=600.0)
+    assert placed(made) == ["het", "control"]
+    assert made.sbatch.made[1][1] == ["--begin=now+600"]
+    assert [(one.placement, one.reason) for one in record.read(made.layout)] == [
+        ("het", "launch"),
+        ("linked", "fallback"),
+    ]
+
+
+def test_auto_is_linked_where_slurm_refuses_het(side: Sides, capsys: pytest.CaptureFixture[str]) -> None:
+    made = side("auto")
+    made.sbatch.refused = {"het"}
+    assert placed(made) == ["het", *LINKED]
+    assert "no heterogeneous job here, so linked jobs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("keys", [{"het_max_nodes": 4}, {"het_max_pending_s": 0.0}])
+def test_auto_is_linked_where_het_is_large_or_may_not_wait(side: Sides, keys: dict[str, Any]) -> None:
+    assert placed(side("auto", **keys)) == LINKED
+
+
+def test_auto_without_a_linked_job_in_reserve_is_submitted_all_the_same(
+    side: Sides, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = side("auto", max_submissions_per_hour=1)
+    made.sbatch.refused = {"control"}
+    assert placed(made) == ["het"]
+    assert "no linked job waits behind it" in capsys.readouterr().err
+
+
+def test_no_more_jobs_than_the_hour_allows_forgotten_ones_counted(side: Sides) -> None:
+    made = side("het", max_submissions_per_hour=2)
+    job = jobs_of(made.config, "het")[0]
+    submit_job(made.config, made.layout, "r", job, "het", "launch")
+    record.forget(made.layout, made.note("50", "control", submitted_at=time.time()))
+    with pytest.raises(TooManySubmissionsError, match="cluster.max_submissions_per_hour=2"):
+        submit_job(made.config, made.layout, "r", job, "het", "resume")
+
+
+def test_nodes_that_failed_under_the_run_are_left_out_next_time(side: Sides) -> None:
+    made = side("het", exclude=["cpu1"])
+    said = "srun: error: Node failure on cpu7\nslurmstepd: error: *** STEP 9.1 CANCELLED DUE TO NODE FAILURE ***\n"
+    (made.layout.slurm / "9.out").write_text(said * 2)
+    assert failed_nodes(made.layout) == ["cpu7"]
+    placed(made)
+    assert made.sbatch.excluded == ["cpu1", "cpu7"]
+
+
+@pytest.fixture
+def parts_are_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fine(_: object) -> None:
+        pass
+
+    monkeypatch.setattr(submit, "check_parts", fine)
+
+
+@pytest.mark.usefixtures("parts_are_fine")
+async def test_a_run_that_goes_on_already_is_not_submitted_again(
+    side: Sides, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = side("het")
+    made.note("9")
+    made.slurm.known = het("RUNNING", "RUNNING")
+    assert await submit_run(made.config) == 0
+    assert made.sbatch.made == [] and "goes on already as job 9+0 (running)" in capsys.readouterr().out
+    made.slurm.known = het("TIMEOUT", "TIMEOUT")
+    assert await submit_run(made.config) == 0
+    assert [one.reason for one in record.read(made.layout)] == ["launch", "resume"]
+
+
+@pytest.mark.usefixtures("parts_are_fine")
+async def test_half_a_job_is_ended_before_the_run_is_carried_on(side: Sides) -> None:
+    made = side("het")
+    made.note("9")
+    made.slurm.known = het("PENDING", "FAILED")
+    assert await submit_run(made.config) == 0
+    assert ("cancel", ("9",), "all") in made.slurm.told
+    assert [name for name, _ in made.sbatch.made] == ["het"]
+
+
+@pytest.mark.parametrize(("mode", "turns"), [("REQUEUE", 1), ("OFF", 0)])
+async def test_turns_are_checkpointed_where_jobs_may_be_preempted(side: Sides, mode: str, turns: int) -> None:
+    made = side("het", partition="p")
+    made.slurm.parts = (Partition(name="p", preempt_mode=mode), Partition(name="q", preempt_mode="CANCEL"))
+    open_ = replace(made.config, checkpoint=Checkpoint())
+    assert (await submit._with_checkpoints(open_)).checkpoint.turns == turns
+    chosen = replace(made.config, checkpoint=replace(made.config.checkpoint, turns=3))
+    assert (await submit._with_checkpoints(chosen)).checkpoint.turns == 3
