@@ -39,6 +39,7 @@ if [ -n "$packages" ]; then
     fi
     [ -n "$python" ] || python=python3
 fi
+if [ "${1:-}" = test ]; then sh launch/apptainer.sh; fi
 
 stamp=.venv/.rollmill-lock
 if [ -x .venv/bin/python ] && cmp -s requirements.lock "$stamp"; then exit 0; fi

@@ -60,7 +60,6 @@ def _result(layout: RunLayout, status: dict[str, Any]) -> int:
         summary = msgspec.json.decode(sharedfs.read_bytes(layout.summary))
         print_summary(summary, layout.root)
     if status["state"] == "failed":
-        raise RunFailedError(
-            f"{layout.root}: {summary.get('stuck') or 'the run failed; `rollmill logs` has what it said'}"
-        )
+        why = summary.get("error") or summary.get("stuck") or status.get("stuck")
+        raise RunFailedError(f"{layout.root}: {why or 'the run failed; `rollmill logs` has what it said'}")
     return Exit.DONE if status["state"] == "completed" else Exit.INTERRUPTED

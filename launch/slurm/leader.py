@@ -23,6 +23,8 @@ from stages.layout import RunLayout
 
 HAND_OVER_S: Final = 45.0
 """What the steps are given to end in order: a worker's drain and a supervisor's patience with it."""
+EARLY_S: Final = 35.0
+"""Slurm's warning may come half a minute before the moment that was asked for (sbatch's manual, --signal)."""
 RESERVE_S: Final = 10.0
 """Kept of the time before the limit for ending the steps and for the call that lets the run go on."""
 
@@ -130,8 +132,9 @@ class Leader:
 
     async def _hand_over(self) -> None:
         """Drain: workers finish or checkpoint their turns, the driver ends when nothing is leased any more."""
-        left_s = await self._continuing.seconds_left()
-        left_s = self._signal_s if left_s is None else min(left_s, self._signal_s)
+        left_s = await self._time_to_hand_over()
+        if self._steps.over("control") or self._ended.is_set():
+            return
         _say(f"told to end within {left_s:.0f} s: draining")
         until = time.monotonic() + max(left_s - RESERVE_S, left_s / 3)
         self._steps.drain()
@@ -144,6 +147,18 @@ class Leader:
                     self._steps.terminate(name)
                 return
             await self._steps.next_end(self._ended, timeout_s=left)
+
+    async def _time_to_hand_over(self) -> float:
+        """Return when it is time to begin, with the seconds that there are: an early warning leaves time to work."""
+        left_s = await self._continuing.seconds_left()
+        if left_s is None:
+            return self._signal_s
+        early_s = left_s - self._signal_s
+        if 0 < early_s <= EARLY_S:
+            began = time.monotonic()
+            await self._steps.next_end(self._ended, timeout_s=early_s)
+            left_s -= time.monotonic() - began
+        return min(left_s, self._signal_s)
 
     async def _steps_were_told(self) -> bool:
         """Whether Slurm's signal went to the steps alone (`scancel --signal=USR2`)."""
@@ -176,9 +191,9 @@ class Leader:
             _say(watching.result())
             return Exit.DONE
         if self._told.is_set() or (gone is not None and self._steps.code(gone) == Exit.REQUEUED):
-            left_s = await self._continuing.seconds_left()
+            left_s = await self._time_to_hand_over()
             _say("told to end soon: handing over")
-            await self._steps.end(max(5.0, (self._signal_s if left_s is None else left_s) - RESERVE_S))
+            await self._steps.end(max(5.0, left_s - RESERVE_S))
             code = await self._continuing.go_on()
             if code == Exit.FAILED and not self._continuing.is_added:
                 control.request(self._layout.root, "fail", f"component {self._job} ended and cannot go on by itself")

@@ -9,6 +9,9 @@ from tests.support import runs
 from tests.support.cluster import Cluster
 from tests.support.waiting import poll
 
+pytestmark = pytest.mark.timeout(420)
+"""A requeued job waits some ten seconds, a lost node is noticed after half a minute, a time limit is a minute."""
+
 LONG = 160
 """Groups of a run that is still going when something happens to it."""
 

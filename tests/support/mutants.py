@@ -148,7 +148,7 @@ MUTANTS = (
         ISOLATION, "b35 and bubblewrap",
     ),
     Mutant(
-        "b35_apptainer_has_a_network_name_alone", "sandbox/apptainer_plan.py", '"--net", "--network"', '"--network"',
+        "b35_apptainer_keeps_the_hosts_network", "sandbox/apptainer_plan.py", '"--net", "--network", "none", ', "",
         ISOLATION, "b35 and apptainer",
     ),
     Mutant(

@@ -92,6 +92,9 @@ def diff(path: str, before: str, after: str) -> str:
 def write_archive(path: Path, files: Mapping[str, str | bytes] = FILES) -> Path:
     """A .tar.gz of these files."""
     with tarfile.open(path, "w:gz") as tar:
+        top = tarfile.TarInfo("./")
+        top.type, top.mode = tarfile.DIRTYPE, 0o755
+        tar.addfile(top)
         for name, content in files.items():
             data = content.encode() if isinstance(content, str) else content
             info = tarfile.TarInfo(f"./{name}")

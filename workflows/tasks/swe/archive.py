@@ -50,14 +50,55 @@ def unpack(archive: Path, into: Path, *, version: str = "") -> None:
             if sum(member.size for member in members) > MAX_UNPACKED:
                 raise TaskDataError(f"archive {archive} unpacks to more than {MAX_UNPACKED} bytes")
             into.mkdir(mode=0o700)
-            tar.extractall(into, members=members, filter="data")
-    except (OSError, EOFError, tarfile.TarError, zlib.error, ValueError) as error:
+            for member in members:
+                _extract(tar, member, into)
+    except (OSError, EOFError, tarfile.TarError, zlib.error, ValueError, KeyError) as error:
         shutil.rmtree(into, ignore_errors=True)
         raise TaskDataError(f"archive {archive} cannot be unpacked: {type(error).__name__}: {error}") from error
     _lift(into)
     _prune(into, version)
     if not any(into.iterdir()):
         raise TaskDataError(f"archive {archive} holds no files")
+
+
+def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, into: Path) -> None:
+    """Write one member below `into`; written out here, since `extractall(filter=...)` is newer than some Python 3.11.
+
+    Raises:
+        ValueError: its name or its link leads out, or it is neither file, directory nor link.
+    """
+    name = member.name.lstrip("/")
+    path = into / name
+    if path == into and member.isdir():
+        return  # the entry "./" of an archive that was made inside its directory
+    if ".." in Path(name).parts or not _inside(into, path.parent):
+        raise ValueError(f"{member.name!r} leads out of the archive")
+    if member.isdir():
+        path.mkdir(parents=True, exist_ok=True)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    if member.issym():
+        if member.linkname.startswith("/") or not _inside(into, path.parent / member.linkname):
+            raise ValueError(f"link {member.name!r} to {member.linkname!r} leads out of the archive")
+        path.symlink_to(member.linkname)
+    elif member.isreg() or member.islnk():
+        if member.islnk() and (".." in Path(member.linkname).parts or member.linkname.startswith("/")):
+            raise ValueError(f"hard link {member.name!r} to {member.linkname!r} leads out of the archive")
+        content = tar.extractfile(member)  # of a hard link it is the content of its target, out of the archive itself
+        if content is None:
+            raise ValueError(f"{member.name!r} has no content")
+        with content, path.open("wb") as file:
+            shutil.copyfileobj(content, file)
+        path.chmod(0o755 if member.mode & 0o100 else 0o644)
+    else:
+        raise ValueError(f"{member.name!r} is neither file, directory nor link")
+
+
+def _inside(root: Path, path: Path) -> bool:
+    """Whether a path, with all links that it goes through, is below the root."""
+    return path.resolve().is_relative_to(root.resolve())
 
 
 def pack(tree: Path, prefix: str, extra: dict[str, tuple[bytes, int]], links: dict[str, str]) -> bytes:

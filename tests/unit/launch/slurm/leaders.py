@@ -1,4 +1,4 @@
-"""Jobs of a run without a Slurm: steps that are small shell scripts, submissions that are noted, and a scripted client."""
+"""Jobs of a run without a Slurm: steps that are shell scripts, submissions that are noted, and a scripted client."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ async def test_every_addition_is_a_job_of_its_own_with_numbers_of_its_own(made: 
 async def test_the_newest_additions_go_first_and_the_pools_own_workers_stay(made: JobSide) -> None:
     for workers in (2, 1):
         await scale(made.config, made.layout, "run", workers)
-    assert "3 added run workers end: job 101, 100" == await scale(made.config, made.layout, "run", -2)
+    assert await scale(made.config, made.layout, "run", -2) == "3 added run workers end: job 101, 100"
     assert made.slurm.told == [("cancel", ("101", "100"), "all")]
     with pytest.raises(CommandError, match="the run's own stay to its end"):
         await scale(made.config, made.layout, "run", -1)

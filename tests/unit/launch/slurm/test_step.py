@@ -24,7 +24,8 @@ KEEPS = """
     from launch.slurm import step
     supervisor.BODY = "tests.unit.launch.slurm.body"
     step._sweep = lambda run_dir: None
-    sys.exit(step.main(sys.argv[1:]))
+    supervisor.RESTARTS = int(sys.argv[1])
+    sys.exit(step.main(sys.argv[2:]))
 """
 """A step's task whose processes are tests.unit.launch.slurm.body: it says that it lives, and dies as it is told."""
 
@@ -32,11 +33,11 @@ KEEPS = """
 class Task:
     """A task of a step as a process of its own, with the leader's end of its standard input."""
 
-    def __init__(self, place: Path, name: str, *shares: str) -> None:
+    def __init__(self, place: Path, name: str, *shares: str, restarts: int = 8) -> None:
         self.layout = RunLayout(place)
         self.layout.attempt_logs(1).mkdir(parents=True)
         self.layout.members.mkdir()
-        words = [sys.executable, "-P", "-c", textwrap.dedent(KEEPS), str(place), name, *shares]
+        words = [sys.executable, "-P", "-c", textwrap.dedent(KEEPS), str(restarts), str(place), name, *shares]
         environment = {**os.environ, "ROLLMILL_ATTEMPT": "1", "PYTHONPATH": str(runs.REPOSITORY)}
         self.process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
@@ -56,16 +57,29 @@ class Task:
         return poll(lambda: self.living() if set(self.living()) == set(names) else {}, f"{names} live", 60)
 
     def end(self) -> tuple[int, str]:
-        _, said = self.process.communicate(timeout=60)
-        return self.process.returncode, said
+        code = self.process.wait(timeout=60)  # `communicate` would close its standard input, which is a stop
+        assert self.process.stderr is not None
+        return code, self.process.stderr.read()
+
+    def hang_up(self) -> None:
+        """The leader goes: nothing more can be said."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def close(self) -> None:
+        """End it, whatever it does."""
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stderr):
+            assert pipe is not None
+            pipe.close()
 
 
 @pytest.fixture
 def task(tmp_path: Path) -> Iterator[Task]:
     made = Task(tmp_path / "run", "all", "run=1,1-1", "replica=1,1-1")
     yield made
-    made.process.kill()
-    made.process.communicate()
+    made.close()
 
 
 @pytest.mark.parametrize(
@@ -95,8 +109,6 @@ def test_a_drain_ends_the_workers_and_leaves_the_engines_until_the_stop(task: Ta
 
 def test_a_leader_that_is_gone_is_a_stop(task: Task) -> None:
     task.await_living("run-1", "replica-1")
-    assert task.process.stdin is not None
-    task.process.stdin.close()
-    task.process.stdin = None
+    task.hang_up()
     code, _ = task.end()
     assert code == 0 and task.living() == {}

@@ -11,8 +11,8 @@ import pytest
 from conf.schema import Checkpoint
 from launch.slurm import record, submit
 from launch.slurm.client.protocol import Partition
-from launch.slurm.submit import TooManySubmissionsError, failed_nodes, place, submit_job, submit_run
 from launch.slurm.shapes import jobs_of
+from launch.slurm.submit import TooManySubmissionsError, failed_nodes, place, submit_job, submit_run
 from tests.unit.launch.slurm.conftest import Sides
 from tests.unit.launch.slurm.leaders import JobSide, het
 
@@ -76,7 +76,7 @@ def test_no_more_jobs_than_the_hour_allows_forgotten_ones_counted(side: Sides) -
     job = jobs_of(made.config, "het")[0]
     submit_job(made.config, made.layout, "r", job, "het", "launch")
     record.forget(made.layout, made.note("50", "control", submitted_at=time.time()))
-    with pytest.raises(TooManySubmissionsError, match="cluster.max_submissions_per_hour=2"):
+    with pytest.raises(TooManySubmissionsError, match=r"cluster\.max_submissions_per_hour=2"):
         submit_job(made.config, made.layout, "r", job, "het", "resume")
 
 

@@ -51,7 +51,7 @@ def test_one_directory_around_everything_is_taken_off(tmp_path: Path) -> None:
 def test_names_that_lead_out_are_refused(name: str, tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         tar.addfile(tarfile.TarInfo(name), io.BytesIO())
-    if name.startswith("/"):  # Python's filter takes a leading slash off, as tar does
+    if name.startswith("/"):  # a leading slash is taken off, as tar does
         archive.unpack(tmp_path / "a.tar", tmp_path / "tree")
         assert names(tmp_path / "tree") == {"out"}
         return
@@ -70,6 +70,34 @@ def test_links_that_lead_out_and_devices_are_refused(kind: bytes, target: str, t
         tar.addfile(info)
     with pytest.raises(TaskDataError, match="cannot be unpacked"):
         archive.unpack(tmp_path / "a.tar", tmp_path / "tree")
+
+
+def test_a_file_is_not_written_through_a_link_that_leads_out(tmp_path: Path) -> None:
+    """Neither one link alone nor two that lead out together."""
+    for links in ({"a": "b", "b": ".."}, {"d/x": "..", "y": "d/x/.."}):
+        with tarfile.open(tmp_path / "a.tar", "w") as tar:
+            for name, target in links.items():
+                info = tarfile.TarInfo(name)
+                info.type, info.linkname = tarfile.SYMTYPE, target
+                tar.addfile(info)
+            tar.addfile(tarfile.TarInfo("a/out" if "a" in links else "y/out"), io.BytesIO())
+        with pytest.raises(TaskDataError, match="leads out"):
+            archive.unpack(tmp_path / "a.tar", tmp_path / "tree")
+        assert not (tmp_path / "out").exists()
+
+
+def test_links_inside_and_modes_are_kept(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        run = tarfile.TarInfo("bin/run")
+        run.mode, run.size = 0o755, 2
+        tar.addfile(run, io.BytesIO(b"ok"))
+        for name, kind, target in (("link", tarfile.SYMTYPE, "bin/run"), ("hard", tarfile.LNKTYPE, "bin/run")):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, target
+            tar.addfile(info)
+    archive.unpack(tmp_path / "a.tar", tmp_path / "tree")
+    assert (tmp_path / "tree/link").readlink() == Path("bin/run") and (tmp_path / "tree/hard").read_bytes() == b"ok"
+    assert (tmp_path / "tree/bin/run").stat().st_mode & 0o777 == 0o755
 
 
 def test_a_truncated_or_missing_archive_is_said(tmp_path: Path) -> None:
