@@ -1,8 +1,10 @@
-"""`rollmill images`: brings root file systems into a store, lists what is there, and checks it."""
+"""`rollmill images`: brings root file systems into a store, lists and checks them, and fetches tasks' wheels ahead."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,10 +14,12 @@ from launch.verbs.arguments import VerbParser
 
 if TYPE_CHECKING:
     from stages.images import ImageStore
+    from stages.layout import StoreLayout
+    from workflows.wheels.target import PythonTarget
 
 STORE = "runs/store"
 """Where runs that are launched from this directory look, as long as no other store was named."""
-_BUILT = ("import", "list", "verify")
+_BUILT = ("import", "list", "verify", "prefetch")
 
 
 def run(name: str, args: Sequence[str]) -> int:
@@ -26,9 +30,10 @@ def run(name: str, args: Sequence[str]) -> int:
     from stages.layout import StoreLayout
 
     store = Path(chosen.store).expanduser().absolute()
-    images = ImageStore(StoreLayout(store))
     try:
-        return _COMMANDS[chosen.command](images, chosen.names, chosen)
+        if chosen.command == "prefetch":
+            return _prefetch(StoreLayout(store), chosen.names, chosen)
+        return _COMMANDS[chosen.command](ImageStore(StoreLayout(store)), chosen.names, chosen)
     except SandboxError as error:
         raise CommandError(str(error)) from error
 
@@ -41,22 +46,25 @@ class _Chosen:
     store: str
     scratch: Path | None
     replace: bool
+    image: str
 
 
 def _parse(name: str, args: Sequence[str]) -> _Chosen:
     parser = VerbParser(
         prog=f"rollmill {name}",
-        description="sandbox images: import NAME SOURCE, list, verify [NAME ...]",
+        description="sandbox images: import NAME SOURCE, list, verify [NAME ...], prefetch TASKFILE",
         allow_abbrev=False,
     )
     parser.add_argument("command", choices=_BUILT, metavar="COMMAND", help=", ".join(_BUILT))
     parser.add_argument(
         "names", nargs="*", metavar="ARG",
         help="import: NAME and SOURCE, a root file system directory, a tar of one (gzip, bzip2, xz, zstd or plain), a "
-        "Docker or OCI archive, an OCI layout or a .sif; verify: names or digests, default all",
+        "Docker or OCI archive, an OCI layout or a .sif; verify: names or digests, default all; prefetch: a file of "
+        "task=swe, whose wheels are fetched into the store where there is a network",
     )  # fmt: skip
     parser.add_argument("--store", default=STORE, metavar="DIR", help=f"the store; default: {STORE}; store=DIR also")
     parser.add_argument("--scratch", type=Path, metavar="DIR", help="local disk for what is unpacked meanwhile")
+    parser.add_argument("--image", default="host", help="prefetch: the image whose Python the wheels are for")
     parser.add_argument("--replace", action="store_true", help="import: let a name that is there mean the new content")
     return parser.parse_args(
         [f"--{arg}" if arg.startswith("store=") else arg for arg in args], namespace=_Chosen()
@@ -99,6 +107,44 @@ def _verify(images: ImageStore, names: list[str], chosen: _Chosen) -> int:
             damaged += 1
             sys.stdout.write(f"{name} FAILED: {error}\n")
     return Exit.FAILED if damaged else Exit.DONE
+
+
+def _prefetch(store: StoreLayout, names: list[str], chosen: _Chosen) -> int:
+    """Every row is fetched, so that one run names all that cannot be."""
+    if len(names) != 1:
+        raise CommandError("prefetch takes one TASKFILE; see rollmill images --help")
+    from workflows.errors import WorkflowError
+    from workflows.tasks.swe.prefetch import prefetch
+
+    failed = 0
+    try:
+        target = asyncio.run(_target(store, chosen))
+        for row in prefetch(Path(names[0]).expanduser(), store.wheels, target):
+            failed += bool(row.error)
+            said = f"FAILED: {row.error}" if row.error else f"{row.wheels} wheels"
+            sys.stdout.write(f"{row.task_id} {said}\n")
+            sys.stdout.flush()
+    except WorkflowError as error:
+        raise CommandError(str(error)) from error
+    return Exit.FAILED if failed else Exit.DONE
+
+
+async def _target(store: StoreLayout, chosen: _Chosen) -> PythonTarget:
+    """The Python that the wheels are for: this machine's, or the image's, asked in a sandbox of it."""
+    from workflows.tasks.swe.prefetch import host_target, image_target
+
+    if chosen.image == "host":
+        return host_target()
+    from sandbox.choose import choose
+    from sandbox.protocols import SandboxSpec
+    from sandbox.scratch import owned
+    from stages.images import ImageStore
+
+    with owned(chosen.scratch or Path(tempfile.gettempdir()), "rollmill-prefetch-") as scratch:
+        unpacked = await asyncio.to_thread(ImageStore(store, scratch / "images").unpacked, chosen.image)
+        spec = SandboxSpec(image=unpacked.root, env=unpacked.env)
+        async with await choose("auto", scratch) as backend:
+            return await image_target(backend, spec)
 
 
 _COMMANDS: dict[str, Callable[[ImageStore, list[str], _Chosen], int]] = {

@@ -39,30 +39,6 @@ def test_autoscale_grows_with_the_queue_within_its_bounds(cluster: Cluster) -> N
     run.gone()
 
 
-def test_b27_auto_leaves_het_after_the_configured_wait(cluster: Cluster) -> None:
-    """All but two nodes are taken: a job of five components waits, linked ones share the nodes that are left."""
-    cluster.submit("bob", "#!/bin/bash\nsleep 300\n", "-pcpu", "-N3", "--exclusive", "-wcpu[1-3]")
-    run = ClusterRun(
-        cluster, "auto", "placement=auto", "cluster.het_max_pending_s=5", "cluster.partition=cpu", groups=8
-    )
-    run.submit()
-    het = run.submissions[0]
-    assert [one.placement for one in run.submissions] == ["het", "linked"]
-    run.await_state("completed")
-    run.exactly_once()
-    assert {one.placement for one in run.submissions} == {"linked"}
-    run.await_slurm(het.job_id, "CANCELLED")
-
-
-def test_auto_takes_het_where_that_starts_in_time(cluster: Cluster) -> None:
-    run = ClusterRun(cluster, "auto-het", "placement=auto", "cluster.het_max_pending_s=600", groups=8).submit()
-    fallback = run.submissions[1]
-    run.await_state("completed")
-    run.exactly_once()
-    assert [one.placement for one in run.submissions] == ["het"]
-    run.await_slurm(fallback.job_id, "CANCELLED")
-
-
 def test_a_sweep_submits_every_point_and_one_failure_hides_no_other(cluster: Cluster) -> None:
     words = ["experiment=demo", "placement=het", "task.limit=4", "run_dir=sweep", "-m", "cluster.partition=cpu,nowhere"]
     ended = cluster.rollmill("alice", *words)
@@ -93,17 +69,6 @@ def test_status_tells_why_a_run_waits_and_what_would_start_sooner(cluster: Clust
     assert "Resources" in told or "Priority" in told
     assert run.verb("cancel")
     run.await_slurm(run.job, "CANCELLED")
-
-
-def test_b24_another_user_cannot_use_the_router(cluster: Cluster) -> None:
-    run = ClusterRun(cluster, "guarded", "placement=het", groups=160).submit()
-    run.await_rows(1)
-    url = json.loads(run.layout.router_json.read_text())["url"]
-    asks = f"import urllib.request as u; print(u.urlopen('{url}/v1/status').status)"
-    ended = cluster.run("bob", [str(cluster.python), "-c", asks])
-    assert "401" in ended.stderr
-    assert cluster.run("bob", ["cat", str(run.layout.trainer_token)]).returncode != 0
-    run.verb("cancel")
 
 
 def test_status_and_cancel_work_with_the_routers_port_blocked(cluster: Cluster) -> None:

@@ -36,16 +36,3 @@ def test_het_has_five_components_that_each_start_at_once(cluster: Cluster) -> No
     ]
     assert len({member["node"] for member in runs.members(run.place)}) == 5
     run.await_state("completed")
-
-
-@pytest.mark.parametrize("placement", ["het", "linked"])
-def test_b19_a_run_that_fails_is_failed_everywhere(cluster: Cluster, placement: str) -> None:
-    """A model that cannot be loaded on the nodes: the router's job is FAILED, and the command says why."""
-    run = ClusterRun(cluster, f"fails-{placement}", f"placement={placement}", "stuck_after_s=5", "fleet=external",
-                     "fleet.urls=[http://127.0.0.1:9]", groups=4)  # fmt: skip
-    ended = cluster.rollmill(run.user, *run._words, "action=run")
-    assert ended.returncode == 1
-    assert "none of 16 rollouts completed; the first failed by llm" in ended.stderr.splitlines()[-1]
-    assert run.state() == "failed"
-    run.await_slurm(run.job, "FAILED")
-    run.gone()

@@ -21,6 +21,8 @@ SANDBOXES = "tests/integration/test_parity_sandboxes.py"
 KILL = "tests/unit/stages_files/test_parity_kill.py"
 STUCK = "tests/unit/launch/test_parity_stuck.py"
 ISOLATION = "tests/integration/sandbox/test_parity_isolation.py"
+SLURM = "tests/unit/launch/slurm/test_parity_slurm.py"
+ANSWERS = "tests/unit/launch/slurm/test_parity_answers.py"
 TIMEOUT_S = 60.0
 
 
@@ -88,6 +90,34 @@ MUTANTS = (
         "b06_a_late_result_is_not_logged", WORKER, 'if result.status == "superseded":', "if False:", WORKERS, "b06",
     ),
     Mutant(
+        "b07_a_dead_replica_stays_dead", "launch/supervisor.py",
+        '            self._say(f"{kind}-{number} ended with {_ending(code)}; started again")\n', "            return\n",
+        SLURM, "b07_a_replica_that_dies",
+    ),
+    Mutant(
+        "b07_a_component_that_cannot_live_ends_quietly", "launch/slurm/step.py",
+        "            keeping.result()\n", "", SLURM, "b07_a_replica_that_cannot",
+    ),
+    Mutant(
+        "b07_the_driver_is_not_told", "launch/slurm/leader.py",
+        "        if gone is not None and not self._continuing.is_added:\n            self._tell_driver(gone)\n", "",
+        SLURM, "b07_a_component",
+    ),
+    Mutant(
+        "b07_sessions_stay_with_the_dead", "stages/ledger/fleet.py",
+        "replica is not None and replica.health != DOWN", "replica is not None", SLURM, "b07_sessions",
+    ),
+    Mutant(
+        "b08_added_jobs_share_a_name", "launch/slurm/elastic.py", "nth=nth, ", "", SLURM, "b08_every_job",
+    ),
+    Mutant(
+        "b08_jobs_of_a_cancelled_run_that_run_stay", "launch/slurm/continuing.py",
+        "pending_only=not cancelled", "pending_only=True", SLURM, "b08_a_cancelled",
+    ),
+    Mutant(
+        "b08_a_step_outlives_its_leader", "launch/slurm/step.py", "        words[STOP]()\n", "", SLURM, "b08_a_step",
+    ),
+    Mutant(
         "b08_a_revoked_rollout_works_on", WORKER, "                    task.cancel()\n", "", SANDBOXES, "b08",
     ),
     Mutant(
@@ -116,6 +146,76 @@ MUTANTS = (
     Mutant(
         "b18_a_helper_holds_the_workers_output", "sandbox/spawn_client.py",
         "            stdout=subprocess.DEVNULL,\n", "", ISOLATION, "b18 and bubblewrap",
+    ),
+    Mutant(
+        "b19_a_failure_goes_on", "launch/slurm/leader.py", "if (told or bool(broken)) and await", "if await",
+        SLURM, "b19_the_drivers",
+    ),
+    Mutant(
+        "b19_the_first_error_is_not_quoted", "launch/slurm/follow.py", 'summary.get("error") or ', "",
+        SLURM, "b19_the_command_line",
+    ),
+    Mutant(
+        "b20_accounting_begins_at_midnight", "launch/slurm/client/sacct.py", 'f"--starttime={begin}", ', "",
+        ANSWERS, "b20_a_job",
+    ),
+    Mutant(
+        "b20_a_forgotten_job_runs_for_ever", "launch/slurm/watch.py",
+        "and not final and self._gone(control):", "and False:", ANSWERS, "b20_without",
+    ),
+    Mutant(
+        "b21_every_look_is_a_question", "launch/slurm/watch.py",
+        "        return now >= self.next_at\n", "        return True\n", ANSWERS, "b21_an_hour",
+    ),
+    Mutant(
+        "b21_a_beat_is_not_enough", "launch/slurm/watch.py", "hearing=await self._hears()", "hearing=False",
+        ANSWERS, "b21_an_hour",
+    ),
+    Mutant(
+        "b22_a_time_limit_is_an_end_like_any", "launch/slurm/client/states.py",
+        '"TIMEOUT": JobState.TIMEOUT,', '"TIMEOUT": JobState.COMPLETED,', ANSWERS, "b22_no_end",
+    ),
+    Mutant(
+        "b22_an_unknown_state_is_an_end", "launch/slurm/client/states.py",
+        "_SHORT.get(name, name), JobState.UNKNOWN)", "_SHORT.get(name, name), JobState.COMPLETED)",
+        ANSWERS, "b22_what_nobody",
+    ),
+    Mutant(
+        "b23_each_start_is_a_job", "launch/slurm/client/states.py",
+        "sum(state.may_return for state in attempts[:-1])", "0", ANSWERS, "b23_accountings",
+    ),
+    Mutant(
+        "b23_a_preempted_job_starts_anew", "launch/slurm/client/verdict.py",
+        "again = head.restarts > 0 or", "again = False and", ANSWERS, "b23_status",
+    ),
+    Mutant(
+        "b24_any_token_will_do", "stages/router/auth.py",
+        "            if hmac.compare_digest(given, expected):\n", "            if True:\n", SLURM, "b24_nobody",
+    ),
+    Mutant(
+        "b25_commands_ask_the_default_cluster", "launch/slurm/client/commands.py",
+        """return [f"--clusters={','.join(self._clusters)}"] if self._clusters else []""", "return []",
+        ANSWERS, "b25_clusters_reach",
+    ),
+    Mutant(
+        "b25_scripts_go_to_the_default_cluster", "launch/slurm/render.py",
+        '"clusters": ",".join(cluster.clusters) or None', '"clusters": None', ANSWERS, "b25_clusters_are",
+    ),
+    Mutant(
+        "b26_any_option_is_free", "launch/slurm/checks.py", "        elif name in OWN_OPTIONS:\n",
+        "        elif not name:\n", ANSWERS, "b26_an_array",
+    ),
+    Mutant(
+        "b26_components_may_share_nodes", "launch/slurm/fitting.py", "            if have < asked:\n",
+        "            if have < 0:\n", ANSWERS, "b26_het_partitions",
+    ),
+    Mutant(
+        "b27_no_job_is_held_back", "launch/slurm/submit.py", '"fallback", options=[later])', '"fallback")',
+        SLURM, "b27_auto_leaves",
+    ),
+    Mutant(
+        "b27_both_placements_stay", "launch/slurm/continuing.py",
+        "        await self._cancel(ids, pending_only=held_back)\n", "", SLURM, "b27_auto",
     ),
     Mutant(
         "b28_a_wrong_crc_passes", "stages/ranges.py", "    if actual != crc32:\n", "    if False:\n",

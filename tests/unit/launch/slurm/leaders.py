@@ -92,7 +92,8 @@ class JobSide:
 
     def __init__(self, place: Path, monkeypatch: pytest.MonkeyPatch, placement: str, **cluster: Any) -> None:
         self.config = replace(
-            Config(), run_dir=str(place), action="submit", checkpoint=Checkpoint(turns=0), lease=Lease(ttl_s=1.0, heartbeat_s=0.2), cluster=Cluster(**cluster),
+            Config(), run_dir=str(place), action="submit", checkpoint=Checkpoint(turns=0),
+            lease=Lease(ttl_s=1.0, heartbeat_s=0.2), cluster=Cluster(**cluster),
             placement=Placement(name=placement),  # type: ignore[arg-type]
         )  # fmt: skip
         self.layout = RunLayout(place)

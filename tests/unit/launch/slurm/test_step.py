@@ -57,7 +57,7 @@ class Task:
         return poll(lambda: self.living() if set(self.living()) == set(names) else {}, f"{names} live", 60)
 
     def end(self) -> tuple[int, str]:
-        code = self.process.wait(timeout=60)  # `communicate` would close its standard input, which is a stop
+        code = self.process.wait(timeout=15)  # `communicate` would close its standard input, which is a stop
         assert self.process.stderr is not None
         return code, self.process.stderr.read()
 
