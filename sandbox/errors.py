@@ -28,6 +28,10 @@ class ShellDied(SandboxError):
     """The shell is gone and could not be started again."""
 
 
+class PythonUnavailable(SandboxError):
+    """No Python kernel starts in this sandbox; the message says what the image lacks, or what the kernel said."""
+
+
 class FilesError(SandboxError):
     """A file operation inside the sandbox was refused or failed; `detail` holds `path` and, where known, `errno`."""
 

@@ -12,8 +12,7 @@ from sandbox.directory import DirectoryGround
 from sandbox.errors import SandboxError
 from sandbox.files import ConfinedFiles
 from sandbox.layers import pack
-from sandbox.protocols import CommandResult, Execution, PackedLayer, SandboxSpec, ShellState
-from sandbox.pty_sandbox import NoPython
+from sandbox.protocols import CellResult, CommandResult, Execution, PackedLayer, SandboxSpec, ShellState
 from sandbox.scratch import make_private, remove_tree
 
 Answer = str | CommandResult
@@ -23,6 +22,10 @@ Script = Mapping[str, Answer] | Callable[[str], Answer]
 
 Programs = Callable[[Sequence[str], bytes], Execution]
 """What each executed program did, by its command line and its input."""
+
+
+Cells = Mapping[str, str | CellResult]
+"""What each cell of Python answers: its text or a whole result."""
 
 
 class ScriptedShell:
@@ -49,10 +52,35 @@ class ScriptedShell:
         return ShellState(self._cwd, "")
 
 
+class ScriptedPython:
+    """Answers cells from a script and keeps the code it was given; code that the script lacks raises a NameError."""
+
+    def __init__(self, script: Cells, start: Callable[[], object]) -> None:
+        self._script, self._start = script, start
+        self.cells: list[str] = []
+
+    async def run(self, code: str, timeout_s: float = 30.0) -> CellResult:
+        """See `Python.run`; takes no time."""
+        del timeout_s
+        self._start()
+        self.cells.append(code)
+        answer = self._script.get(code)
+        if isinstance(answer, CellResult):
+            return answer
+        error = f"NameError: fake: the script has no answer to {code!r}" if answer is None else None
+        return CellResult(answer or "", error, (), 0.0)
+
+    async def restart(self) -> None:
+        """See `Python.restart`."""
+        self._start()
+
+
 class FakeSandbox:
     """See `Sandbox`."""
 
-    def __init__(self, ground: DirectoryGround, script: Script, programs: Programs | None = None) -> None:
+    def __init__(
+        self, ground: DirectoryGround, script: Script, programs: Programs | None = None, cells: Cells | None = None
+    ) -> None:
         self._ground, self._programs = ground, programs
         self.executed: list[tuple[str, ...]] = []
         self._started = self._stopped = False
@@ -60,7 +88,7 @@ class FakeSandbox:
         workspace = ground.spec.workspace
         self._shell = ScriptedShell(script, self._begin, workspace[0] if workspace else "/")
         self._files = ConfinedFiles(self._root, ground.spec.limits.file_bytes)
-        self._python = NoPython()
+        self._python = ScriptedPython(cells or {}, self._begin)
 
     @property
     def shell(self) -> ScriptedShell:
@@ -73,7 +101,7 @@ class FakeSandbox:
         return self._files
 
     @property
-    def python(self) -> NoPython:
+    def python(self) -> ScriptedPython:
         """See `Sandbox.python`."""
         return self._python
 
@@ -140,17 +168,18 @@ class FakeBackend:
         script: what commands answer.
         broken: an error that `probe` raises, where one is wanted.
         programs: what executed programs do.
+        cells: what cells of Python answer.
     """
 
     name = "fake"
 
     def __init__(
         self, scratch: Path, script: Script | None = None, broken: SandboxError | None = None,
-        programs: Programs | None = None,
+        programs: Programs | None = None, cells: Cells | None = None,
     ) -> None:  # fmt: skip
         self._home = make_private(scratch, "rollmill-fake-")
         self._script: Script = {} if script is None else script
-        self._broken, self._programs = broken, programs
+        self._broken, self._programs, self._cells = broken, programs, cells
         self.sandboxes: list[FakeSandbox] = []
 
     async def probe(self) -> None:
@@ -161,7 +190,7 @@ class FakeBackend:
     def create(self, spec: SandboxSpec) -> FakeSandbox:
         """See `SandboxBackend.create`."""
         directory = self._home / f"s{len(self.sandboxes) + 1}"
-        self.sandboxes.append(FakeSandbox(DirectoryGround(spec, directory), self._script, self._programs))
+        self.sandboxes.append(FakeSandbox(DirectoryGround(spec, directory), self._script, self._programs, self._cells))
         return self.sandboxes[-1]
 
     async def close(self) -> None:

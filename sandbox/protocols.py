@@ -33,12 +33,25 @@ class CommandResult(msgspec.Struct, frozen=True):
 
 
 class CellResult(msgspec.Struct, frozen=True):
-    """What one cell of Python did: printed and shown text, the error if it raised, base64 PNG images, wall seconds."""
+    """What one cell of Python did.
+
+    Args:
+        text: what was printed and shown, in order; head and tail where truncated.
+        error: the traceback, without colours, of what it raised; why the kernel was lost, where that ended the cell.
+        images: PNG or JPEG in base64 (they begin with "iVBOR" and "/9j/"); at most 8, of 8 MiB together.
+        duration_s: wall seconds from the call to the result, the kernel's start included where it had to be started.
+        truncated: text was left out in the middle; a line there says how many bytes.
+        timed_out: the time-out ended the cell.
+        restarted: the kernel was lost, before or in this cell: variables and imports are gone, files are kept.
+    """
 
     text: str
     error: str | None
     images: tuple[str, ...]
     duration_s: float
+    truncated: bool = False
+    timed_out: bool = False
+    restarted: bool = False
 
 
 class Execution(msgspec.Struct, frozen=True):
@@ -178,10 +191,25 @@ class Shell(Protocol):
 
 
 class Python(Protocol):
-    """One persistent Python interpreter in the sandbox."""
+    """One persistent Python interpreter in the sandbox, beside its shell, on the same files; started at first use.
+
+    A checkpoint does not hold its state: in a sandbox that goes on from one, the first cell says `restarted`.
+    """
 
     async def run(self, code: str, timeout_s: float = 30.0) -> CellResult:
-        """Run one cell."""
+        """Run one cell; cells run one after the other, and variables live from cell to cell.
+
+        A time-out is a result, never an error: the cell is interrupted, and where it does not obey the kernel is killed
+        and the next cell gets a new one. `input()` raises in the cell.
+
+        Raises:
+            PythonUnavailable: no kernel starts in this sandbox.
+            SandboxError: the sandbox itself cannot be started.
+        """
+        ...
+
+    async def restart(self) -> None:
+        """End the interpreter, with what runs in it, and start another; raises as `run` does."""
         ...
 
 

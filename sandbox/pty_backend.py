@@ -10,6 +10,7 @@ from typing import Self
 
 from sandbox.errors import SandboxUnavailable
 from sandbox.ground import Ground
+from sandbox.kernel.layer import KernelLayer
 from sandbox.protocols import SandboxSpec
 from sandbox.pty_sandbox import PtySandbox
 from sandbox.scratch import make_private, remove_tree
@@ -28,6 +29,7 @@ class PtyBackend(ABC):
         self._scratch = scratch.absolute()
         self._home: Path | None = None
         self._spawner = SpawnClient()
+        self._layer = KernelLayer(self._spawner, self._open_home)
         self._sandboxes: set[PtySandbox] = set()
         self._made = 0
 
@@ -35,7 +37,8 @@ class PtyBackend(ABC):
         """See `SandboxBackend.create`."""
         home = self._own_home()
         self._made += 1
-        sandbox = PtySandbox(self._ground(spec, home, home / f"s{self._made}"), self._spawner, self._sandboxes.discard)
+        ground = self._ground(spec, home, home / f"s{self._made}")
+        sandbox = PtySandbox(ground, self._spawner, self._layer, self._sandboxes.discard)
         self._sandboxes.add(sandbox)
         return sandbox
 

@@ -6,30 +6,20 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import Self
 
+from sandbox.bashtext import shell_env
 from sandbox.errors import SandboxError
 from sandbox.execution import Running
 from sandbox.files import ConfinedFiles
 from sandbox.ground import Entry, Ground
+from sandbox.kernel.layer import KernelLayer
+from sandbox.kernel.tool import KernelPython, Place
 from sandbox.layers import pack
-from sandbox.protocols import CellResult, Execution, PackedLayer
+from sandbox.protocols import Execution, PackedLayer
 from sandbox.scratch import remove_tree
 from sandbox.spawn_client import SpawnClient, Spawned
 from sandbox.terminal import Terminal
-
-
-class NoPython:
-    """Stands where the Python tool will be; refuses."""
-
-    async def run(self, code: str, timeout_s: float = 30.0) -> CellResult:
-        """Refuse."""
-        del code, timeout_s
-        _refuse_python()
-
-
-def _refuse_python() -> NoReturn:
-    raise SandboxError("the Python tool is not built yet: run python through the shell", boundary="python")
 
 
 class PtySandbox:
@@ -38,17 +28,20 @@ class PtySandbox:
     Args:
         ground: its place on this node.
         spawner: starts and kills its processes.
+        layer: our ipykernel, for images that have none.
         on_stop: tells the backend that it is gone.
     """
 
-    def __init__(self, ground: Ground, spawner: SpawnClient, on_stop: Callable[[PtySandbox], None]) -> None:
+    def __init__(
+        self, ground: Ground, spawner: SpawnClient, layer: KernelLayer, on_stop: Callable[[PtySandbox], None]
+    ) -> None:
         self._ground, self._spawner, self._on_stop = ground, spawner, on_stop
         limits = ground.spec.limits
         self._terminal = Terminal(
             spawner, self._launch, ground.workspace(), limits, ground.token, root=ground.prefix, state=ground.spec.shell
         )
         self._files = ConfinedFiles(self._root, limits.file_bytes)
-        self._python = NoPython()
+        self._python = KernelPython(spawner, self._kernel_place, layer, limits, resumed=ground.spec.shell is not None)
         self._entry: Entry | None = None
         self._running: Running | None = None
         self._stopping: asyncio.Task[None] | None = None
@@ -65,7 +58,7 @@ class PtySandbox:
         return self._files
 
     @property
-    def python(self) -> NoPython:
+    def python(self) -> KernelPython:
         """See `Sandbox.python`."""
         return self._python
 
@@ -91,6 +84,7 @@ class PtySandbox:
             await self.start()  # the first shell makes the workspace
         async with self._terminal.lock:
             self._refuse_stopped()
+            await self._python.kill()
             await self._terminal.kill()
             entry = self._ground.enter(argv, env, cwd)
             start_s, token = self._ground.spec.limits.start_s, self._ground.token
@@ -146,6 +140,18 @@ class PtySandbox:
             entry.argv, env=entry.env, cwd=entry.cwd, timeout_s=self._ground.spec.limits.start_s
         )
 
+    async def _kernel_place(self) -> Place:
+        await self.start()
+        process, entry = self._terminal.process, self._entry
+        if process is None or entry is None:
+            raise SandboxError("the sandbox has stopped", boundary="python")
+        isolated = self._ground.token is None
+        env = shell_env(self._ground.spec.env) if isolated else entry.env
+        return Place(
+            process.pid if isolated else None, {name: value for name, value in env.items() if name != "PS1"},
+            next(iter(self._ground.workspace()), "/"), str(self._ground.directory),
+        )  # fmt: skip
+
     async def _root(self) -> Path:
         await self.start()
         process = self._terminal.process
@@ -155,6 +161,7 @@ class PtySandbox:
 
     async def _stop(self) -> None:
         try:
+            await self._python.kill()
             await self._terminal.kill()
             if self._running is not None:
                 await self._running.end()

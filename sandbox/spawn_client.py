@@ -19,6 +19,9 @@ from typing import Any
 from sandbox.errors import SpawnerError
 
 MESSAGE_BYTES = 192 * 1024
+_MOST_DESCRIPTORS = 8
+_KEPT = ("PATH", "SLURM_JOB_ID")
+"""What the spawner itself is told of this process's environment; sandboxes get none of it."""
 _MAIN = "import sys; sys.path[:0] = sys.argv[2:]; from sandbox.spawner import main; main()"
 
 
@@ -68,7 +71,29 @@ class Piped:
             os.close(descriptor)
 
 
-Started = Spawned | Piped
+@dataclass(frozen=True)
+class Joined:
+    """A program that runs in a sandbox beside its shell; whoever holds this record closes the descriptors.
+
+    Args:
+        pid: as this process sees it; also its process group and session.
+        channels: sockets, non-blocking, each connected to one that the program listens on.
+        output: read end of its stdout and stderr, non-blocking.
+        exited: the exit code (negative: the signal).
+    """
+
+    pid: int
+    channels: tuple[int, ...]
+    output: int
+    exited: asyncio.Future[int]
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        for descriptor in (*self.channels, self.output):
+            os.close(descriptor)
+
+
+Started = Spawned | Piped | Joined
 
 
 class SpawnClient:
@@ -78,7 +103,7 @@ class SpawnClient:
         self._link: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._next = 0
-        self._asked: dict[int, asyncio.Future[Started]] = {}
+        self._asked: dict[int, tuple[type[Started], asyncio.Future[Started]]] = {}
         self._exits: dict[int, asyncio.Future[int]] = {}
         self._outbox: deque[bytes] = deque()
         self._owned: list[Path] = []
@@ -95,7 +120,7 @@ class SpawnClient:
         Raises:
             SpawnerError: it did not start within the deadline, or the spawner is gone.
         """
-        started = await self._ask("spawn", argv, env, cwd, timeout_s)
+        started = await self._ask("spawn", Spawned, argv, env, cwd, timeout_s)
         assert isinstance(started, Spawned)
         return started
 
@@ -109,19 +134,43 @@ class SpawnClient:
         Raises:
             SpawnerError: it did not start within the deadline, or the spawner is gone.
         """
-        started = await self._ask("execute", argv, env, cwd, timeout_s, token)
+        started = await self._ask("execute", Piped, argv, env, cwd, timeout_s, token=token)
         assert isinstance(started, Piped)
         return started
 
+    async def join(
+        self, sandbox: int | None, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, directory: str,
+        share: str | None, timeout_s: float,
+    ) -> Joined:  # fmt: skip
+        """Start a program in a sandbox that runs already, with sockets to it: see sandbox.joining.
+
+        Args:
+            sandbox: the pid of a spawned process that holds namespaces; None for a program without any.
+            argv: looked up in the sandbox, along PATH of `env`.
+            env: its whole environment.
+            cwd: a directory of the sandbox.
+            directory: of this machine, where the sockets have names for a moment.
+            share: a directory of this machine that it gets read-only at the last descriptor.
+            timeout_s: of the start.
+
+        Raises:
+            SpawnerError: it could not be started, or the spawner is gone.
+        """
+        started = await self._ask(
+            "join", Joined, argv, env, cwd, timeout_s, pid=sandbox, directory=directory, share=share
+        )
+        assert isinstance(started, Joined)
+        return started
+
     async def _ask(
-        self, operation: str, argv: Sequence[str], env: Mapping[str, str], cwd: str, timeout_s: float,
-        token: str | None = None,
+        self, operation: str, kind: type[Started], argv: Sequence[str], env: Mapping[str, str], cwd: str,
+        timeout_s: float, **more: str | int | None,
     ) -> Started:  # fmt: skip
         self._ensure()
         number = self._next = self._next + 1
-        answer = self._asked[number] = asyncio.get_running_loop().create_future()
-        message = {"op": operation, "id": number, "argv": list(argv), "env": dict(env), "cwd": cwd, "token": token}
-        self._send(message)
+        answer: asyncio.Future[Started] = asyncio.get_running_loop().create_future()
+        self._asked[number] = (kind, answer)
+        self._send({"op": operation, "id": number, "argv": list(argv), "env": dict(env), "cwd": cwd, **more})
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(answer)
@@ -137,6 +186,11 @@ class SpawnClient:
         """Say that a start is complete: the exit is told only when the children that it has now are gone too."""
         if pid in self._exits:
             self._send({"op": "settle", "pid": pid})
+
+    def interrupt(self, pid: int) -> None:
+        """SIGINT to the group of a process that was started here."""
+        if self._link is not None and pid in self._exits:
+            self._send({"op": "interrupt", "pid": pid})
 
     def kill(self, pid: int, token: str | None = None) -> None:
         """SIGKILL a spawned process with its group, and every process started with `token` in its environment."""
@@ -176,7 +230,7 @@ class SpawnClient:
             stdout=subprocess.DEVNULL,
             start_new_session=True,
             cwd="/",
-            env={"PATH": os.environ.get("PATH", "/usr/bin:/bin")},
+            env={"PATH": "/usr/bin:/bin", **{name: os.environ[name] for name in _KEPT if name in os.environ}},
         )
         there.close()
         here.setblocking(False)
@@ -214,7 +268,7 @@ class SpawnClient:
         link = self._link
         while link is not None and link is self._link:
             try:
-                packet, descriptors, _, _ = socket.recv_fds(link, MESSAGE_BYTES, 3)
+                packet, descriptors, _, _ = socket.recv_fds(link, MESSAGE_BYTES, _MOST_DESCRIPTORS)
             except BlockingIOError:
                 return
             except OSError as error:
@@ -231,7 +285,7 @@ class SpawnClient:
             if exited is not None and not exited.done():
                 exited.set_result(message["status"])
             return
-        answer = self._asked.pop(message["id"])
+        kind, answer = self._asked.pop(message["id"])
         if "error" in message:
             if not answer.done():
                 answer.set_exception(SpawnerError(message["error"], boundary="spawner"))
@@ -239,7 +293,10 @@ class SpawnClient:
         for descriptor in descriptors:
             os.set_blocking(descriptor, False)
         exited = self._exits[message["pid"]] = asyncio.get_running_loop().create_future()
-        if len(descriptors) == 2:
+        if kind is Joined:
+            *channels, output = descriptors
+            answer.set_result(Joined(message["pid"], tuple(channels), output, exited))
+        elif kind is Spawned:
             master, commands = descriptors
             answer.set_result(Spawned(message["pid"], master, commands, exited))
         else:
@@ -264,7 +321,7 @@ class SpawnClient:
         link.close()
         self._outbox.clear()
         asked, self._asked = self._asked, {}
-        for answer in asked.values():
+        for _, answer in asked.values():
             if not answer.done():
                 answer.set_exception(SpawnerError(reason, boundary="spawner"))
         exits, self._exits = self._exits, {}

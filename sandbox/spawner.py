@@ -6,9 +6,10 @@ the pty's master and the write end of the command pipe as file descriptors. It i
 started can slip away to PID 1, and when its socket ends (the worker is gone, however it went) it kills all it started
 and removes the directories that it was told of.
 
-Messages in, by "op": spawn and execute (id, argv, env, cwd, token), settle (pid), kill (pid, token), own (path).
-Messages out: {"id","pid"} with descriptors (spawn: terminal, command pipe; execute: input, output, report) or
-{"id","error"}, and {"exit":pid,"status"}.
+Messages in, by "op": spawn and execute (id, argv, env, cwd, token), join (id, and as sandbox.joining says), settle and
+interrupt (pid), kill (pid, token), own (path).
+Messages out: {"id","pid"} with descriptors (spawn: terminal, command pipe; execute: input, output, report; join: a
+socket a channel, output) or {"id","error"}, and {"exit":pid,"status"}.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Any, NoReturn
 
 import ptyprocess
 
+from sandbox.joining import join
 from sandbox.scratch import remove_tree
 
 COMMAND_FD = 9
@@ -43,6 +45,7 @@ WORKER_DIED = signal.SIGRTMIN + 7
 """What the kernel sends when the worker dies; other signals (TERM, INT, USR1, USR2) mean the worker."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _NOT_OURS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_IN_SLURM_JOB = "SLURM_JOB_ID" in os.environ
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -105,6 +108,8 @@ def _prepare_any() -> None:
     os.umask(0o022)
     for number in (signal.SIGPIPE, signal.SIGXFSZ, *_NOT_OURS):
         signal.signal(number, signal.SIG_DFL)
+    if _IN_SLURM_JOB:  # its warning may go to every process below a task, and would end what an agent runs
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
 
 def _become(message: dict[str, Any], descriptors: tuple[int, int, int]) -> NoReturn:
@@ -157,6 +162,12 @@ class Spawner:
             self._spawn(message)
         elif operation == "execute":
             self._execute(message)
+        elif operation == "join":
+            self._join(message)
+        elif operation == "interrupt":
+            if message["pid"] in self._started and message["pid"] not in self._statuses:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(message["pid"], signal.SIGINT)
         elif operation == "settle":
             if message["pid"] in self._started:
                 self._started[message["pid"]] = set(children_of(message["pid"]))
@@ -215,6 +226,21 @@ class Spawner:
             self._send({"id": message["id"], "error": str(error)})
         finally:
             for fd in pipes:
+                os.close(fd)
+
+    def _join(self, message: dict[str, Any]) -> None:
+        """Start a program in the namespaces of a process that runs here."""
+        descriptors: list[int] = []
+        try:
+            if message["pid"] is not None and message["pid"] not in self._started.keys() - self._statuses.keys():
+                raise ProcessLookupError("the sandbox has ended")
+            pid, descriptors = join(message, children_of, _prepare_any)
+            self._started[pid] = set()
+            socket.send_fds(self._link, [json.dumps({"id": message["id"], "pid": pid}).encode()], descriptors)
+        except (OSError, ValueError) as error:
+            self._send({"id": message["id"], "error": str(error)})
+        finally:
+            for fd in descriptors:
                 os.close(fd)
 
     def _end(self, pid: int, token: str | None) -> None:

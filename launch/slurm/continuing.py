@@ -61,10 +61,7 @@ class Continuing:
         """What to say where the code is not what this job was submitted with, or nothing. Blocking."""
         if self._mine.code in ("", code_digest()):
             return ""
-        return (
-            f"{self._layout.root}: the code changed after job {self._job_id} was submitted; `rollmill resume` runs the "
-            "new code, cluster.changed_code=record any"
-        )
+        return f"{self._layout.root}: the code changed after job {self._job_id} was submitted"
 
     def missing_components(self) -> str:
         """What of a heterogeneous job did not come (back), or nothing."""

@@ -34,8 +34,22 @@ async def grow(config: Config, layout: RunLayout, pool: PoolName, workers: int, 
     job = added_job(config, pool, workers, first, nth=nth, partition=partition)
     run_id = await asyncio.to_thread(run_id_of, layout)
     return await asyncio.to_thread(
-        submit_job, config, layout, run_id, job, "linked", "scale", workers=workers, first=first
+        submit_job,
+        config,
+        layout,
+        run_id,
+        job,
+        "linked",
+        "scale",
+        workers=workers,
+        first=first,
+        code=_code(submissions),
     )
+
+
+def _code(submissions: list[Submission]) -> str:
+    """What the run was submitted with: added workers are of one code with the others, or say that they are not."""
+    return next((one.code for one in reversed(submissions) if one.control), "")
 
 
 async def shrink(client: SlurmClient, layout: RunLayout, ids: list[str]) -> None:

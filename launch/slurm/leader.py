@@ -67,9 +67,11 @@ class Leader:
             return Exit.DONE
         changed = await asyncio.to_thread(self._continuing.changed_code)
         if changed:
-            _say(changed)
             if self._config.cluster.changed_code == "refuse":
-                return await self._refuse(changed)
+                return await self._refuse(
+                    f"{changed} (cluster.changed_code=refuse); `rollmill resume` takes the new one"
+                )
+            _say(changed)
         # A linked job that has failed does not come back with the router's; the components of one job all do.
         stale: list[control.Request] = ["drain"] if self._continuing.is_linked else ["drain", "fail"]
         self._attempt = await asyncio.to_thread(_attempt, self._layout, stale if leads_run else ())
@@ -102,6 +104,7 @@ class Leader:
 
     async def _refuse(self, why: str) -> int:
         """cluster.changed_code=refuse: nothing is started, and the run is told that this job is missing."""
+        _say(why)
         if self._continuing.leads_run:
             await self._continuing.fail(why)
         elif not self._continuing.is_added:

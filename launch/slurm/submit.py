@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from conf.load import load_config
 from conf.schema import Config
 from launch.errors import Exit, LaunchError
 from launch.opening import check_parts, furnish, open_run, show_finished
@@ -25,7 +26,7 @@ from launch.slurm.findings import refuse
 from launch.slurm.places import places
 from launch.slurm.record import Submission
 from launch.slurm.shapes import Job, SlurmPlacement, jobs_of
-from stages import manifest
+from stages import manifest, sharedfs
 from stages.layout import RunLayout
 
 _NODE_FAILURE: Final = re.compile(r"Node failure on ([\w.-]+)")
@@ -60,9 +61,15 @@ async def submit_run(config: Config) -> int:
 
 
 async def _with_checkpoints(config: Config) -> Config:
-    """Every turn is checkpointed where the RUN pool may be preempted, unless the configuration says otherwise."""
+    """Every turn is checkpointed where the RUN pool may be preempted, unless the configuration says otherwise.
+
+    A run that is there keeps what it began with, whatever has become of the partition.
+    """
     if config.checkpoint.turns is not None:
         return config
+    if await asyncio.to_thread(sharedfs.exists, RunLayout(config.run_path).manifest):
+        begun = await asyncio.to_thread(load_config, config.run_path)
+        return replace(config, checkpoint=replace(config.checkpoint, turns=begun.checkpoint.turns))
     pool = config.pools.run
     name = pool.partition or config.cluster.partition
     try:
@@ -138,7 +145,27 @@ def _submit_all(
     # Only what needs no question to Slurm: what the site cannot give, sbatch itself refuses in a moment.
     for warning in refuse(check(config, jobs, None, places(config))):
         sys.stderr.write(f"rollmill: {warning}\n")
-    return [submit_job(config, layout, run_id, job, placement, reason) for job in jobs]
+    made: list[Submission] = []
+    try:
+        for job in jobs:
+            made.append(submit_job(config, layout, run_id, job, placement, reason))  # noqa: PERF401 - kept at a refusal
+    except LaunchError:
+        if made:
+            _take_back(config, layout, made)
+        raise
+    return made
+
+
+def _take_back(config: Config, layout: RunLayout, made: Sequence[Submission]) -> None:
+    """Part of a placement would hold nodes and wait for ever for the rest."""
+    ids = [one.job_id for one in made]
+    try:
+        asyncio.run(open_client(config.cluster.clusters).cancel(ids))
+    except SlurmError as error:
+        sys.stderr.write(f"rollmill: jobs {', '.join(ids)} stay in the queue, `scancel` them: {error}\n")
+        return
+    for one in made:
+        record.forget(layout, one)
 
 
 def submit_job(

@@ -10,7 +10,7 @@ import pytest
 from tests.mutants import tried
 from tests.support.mutants import LEDGER, MUTANTS, REPOSITORY, SANDBOXES, STUCK, WORKERS, copy, run
 
-NUMBERS = (1, 2, 3, 4, 5, 6, 8, 13, 17, 18, 28, 32, 33, 34, 35, 38, 39, 40)
+NUMBERS = (1, 2, 3, 4, 5, 6, 7, 8, 13, 17, 18, *range(19, 28), 28, 32, 33, 34, 35, 38, 39, 40)
 
 
 def test_each_public_bug_has_a_test_and_a_mutant() -> None:
@@ -27,7 +27,7 @@ def test_without_a_mutant_the_copy_passes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_every_mutant_is_noticed() -> None:
     with ThreadPoolExecutor(3) as pool:
         complaints = [complaint for complaint in pool.map(tried, MUTANTS) if complaint is not None]

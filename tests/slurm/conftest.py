@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,14 @@ from tests.support.cluster import Cluster, ClusterError, ClusterSpec
 RATE_LIMIT_VARIABLE = "ROLLMILL_TEST_SLURM_RATE_LIMIT"
 """`rl_bucket_size=40,rl_refill_rate=4` runs the tier on a controller that refuses a user's calls beyond that."""
 _running: list[Cluster] = []
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test's time is its own: the cluster's start and end, beside other tests' load, are not in it."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(240, func_only=True))
 
 
 @pytest.fixture(scope="session")

@@ -2,33 +2,52 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from stages.shards.reader import ShardReader
+from stages.shards.rows import ShardRow
 from tests.slurm.jobs import ClusterRun, wasted_tokens
 from tests.support import runs
+from tests.support.agents import told_after
 from tests.support.cluster import Cluster
 from tests.support.waiting import poll
 
-pytestmark = pytest.mark.timeout(420)
+pytestmark = pytest.mark.timeout(420, func_only=True)
 """A requeued job waits some ten seconds, a lost node is noticed after half a minute, a time limit is a minute."""
 
-LONG = 160
-"""Groups of a run that is still going when something happens to it."""
+TURNS = 8
+SLOW = (
+    "agent._target_=tests.support.agents.Steps", f"+agent.options.turns={TURNS}", "+agent.options.pause_s=0.4",
+    "pools.run.slots=16", "sampling.max_tokens=12",
+)  # fmt: skip
+"""Rollouts of three seconds or more on any machine, of which each step rests on the one before."""
+LONG = 48
+"""Groups of a run that is still going when something happens to it: twelve waves of rollouts."""
 
 
 def carried_on(run: ClusterRun, attempts: int = 2) -> None:
-    """The run came to its end in a later attempt, with nothing lost or doubled."""
+    """The run came to its end in a later attempt: nothing lost or doubled, no step done twice or on another's files."""
     run.await_state("completed")
     run.exactly_once()
     assert runs.summary(run.place)["attempt"] >= attempts
     assert (run.layout.attempt_logs(attempts)).is_dir()
+    assert {last_told(row) for row in ShardReader(run.place)} == {told_after(TURNS - 1)}
     run.gone()
+
+
+def last_told(row: ShardRow) -> str:
+    """What the agent's last step printed."""
+    return str([said["content"] for said in json.loads(row["messages"]) if said["role"] == "user"][-1])
 
 
 @pytest.mark.parametrize("placement", ["het", "linked"])
 def test_scontrol_requeue(cluster: Cluster, placement: str) -> None:
-    run = ClusterRun(cluster, f"requeue-{placement}", f"placement={placement}", "checkpoint.turns=1", groups=LONG)
-    run.submit().await_rows(40)
+    run = ClusterRun(
+        cluster, f"requeue-{placement}", f"placement={placement}", "checkpoint.turns=1", *SLOW, groups=LONG
+    )
+    run.submit().await_rows(30)
     cluster.run("root", ["scontrol", "requeue", run.job], check=True)
     carried_on(run)
 
@@ -36,8 +55,10 @@ def test_scontrol_requeue(cluster: Cluster, placement: str) -> None:
 @pytest.mark.parametrize("continue_by", ["requeue", "resubmit"])
 def test_usr2_to_the_batch_shell_drains_and_goes_on(cluster: Cluster, continue_by: str) -> None:
     """As before a time limit: what was sampled before the drain is not sampled again."""
-    run = ClusterRun(cluster, f"usr2-{continue_by}", "placement=het", f"cluster.continue_by={continue_by}", groups=LONG)
-    run.submit().await_rows(40)
+    run = ClusterRun(
+        cluster, f"usr2-{continue_by}", "placement=het", f"cluster.continue_by={continue_by}", *SLOW, groups=LONG
+    )
+    run.submit().await_rows(30)
     first = run.job
     cluster.run("alice", ["scancel", "--signal=USR2", "--batch", first], check=True)
     carried_on(run)
@@ -46,17 +67,15 @@ def test_usr2_to_the_batch_shell_drains_and_goes_on(cluster: Cluster, continue_b
 
 
 def test_usr2_to_the_steps_alone_drains_and_goes_on(cluster: Cluster) -> None:
-    run = ClusterRun(cluster, "usr2-steps", "placement=het", "checkpoint.turns=1", groups=LONG)
-    run.submit().await_rows(40)
+    run = ClusterRun(cluster, "usr2-steps", "placement=het", "checkpoint.turns=1", *SLOW, groups=LONG)
+    run.submit().await_rows(30)
     cluster.run("alice", ["scancel", "--signal=USR2", run.job], check=True)
     carried_on(run)
 
 
 def test_preemption_by_a_higher_partition(cluster: Cluster) -> None:
-    run = ClusterRun(
-        cluster, "preempted", "placement=het", "cluster.partition=preempt", "checkpoint.turns=1", groups=LONG
-    )
-    run.submit().await_rows(40)
+    run = ClusterRun(cluster, "preempted", "placement=het", "cluster.partition=preempt", *SLOW, groups=LONG)
+    run.submit().await_rows(30)
     nodes = sorted({member["node"] for member in runs.members(run.place)})
     thief = cluster.submit("bob", "#!/bin/bash\nsleep 1\n", "-phigh", f"-w{nodes[0]}", "--exclusive")
     poll(lambda: cluster.states(thief).get(thief) == "COMPLETED", "the higher job ran", 90, 0.3)
@@ -65,8 +84,7 @@ def test_preemption_by_a_higher_partition(cluster: Cluster) -> None:
 
 def test_a_time_limit_shorter_than_the_work_is_normal(cluster: Cluster) -> None:
     limits = [f"{part}.time_min=1" for part in ("pools.init", "pools.run", "pools.eval", "fleet")]
-    slow = ["pools.run.slots=2", "agent.max_turns=8"]
-    run = ClusterRun(cluster, "limit", "placement=het", *limits, *slow, groups=LONG * 3)
+    run = ClusterRun(cluster, "limit", "placement=het", *limits, *SLOW, groups=90)
     run.submit()
     run.await_state("completed", timeout_s=400)
     carried_on(run)
@@ -75,7 +93,7 @@ def test_a_time_limit_shorter_than_the_work_is_normal(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("placement", ["het", "linked"])
 def test_a_node_is_lost(cluster: Cluster, placement: str) -> None:
-    run = ClusterRun(cluster, f"lost-{placement}", f"placement={placement}", "checkpoint.turns=1", groups=LONG)
+    run = ClusterRun(cluster, f"lost-{placement}", f"placement={placement}", "checkpoint.turns=1", *SLOW, groups=LONG)
     run.submit().await_rows(20)
     node = next(member["node"] for member in runs.members(run.place) if member["kind"] == "run")
     cluster.kill_node(node)

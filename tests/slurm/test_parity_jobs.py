@@ -12,12 +12,12 @@ from tests.support.cluster import Cluster
 
 @pytest.mark.parametrize("placement", ["het", "linked"])
 def test_b19_a_run_that_fails_is_failed_everywhere(cluster: Cluster, placement: str) -> None:
-    """A model that cannot be loaded on the nodes: the router's job is FAILED, and the command says why."""
-    run = ClusterRun(cluster, f"fails-{placement}", f"placement={placement}", "stuck_after_s=5", "fleet=external",
+    """An engine that never answers: the router's job is FAILED, and the command says why."""
+    run = ClusterRun(cluster, f"fails-{placement}", f"placement={placement}", "retry.max_attempts=1", "fleet=external",
                      "fleet.urls=[http://127.0.0.1:9]", groups=4)  # fmt: skip
     ended = cluster.rollmill(run.user, *run._words, "action=run")
     assert ended.returncode == 1
-    assert "none of 16 rollouts completed; the first failed by llm" in ended.stderr.splitlines()[-1]
+    assert "none of 16 rollouts completed; the first failed by" in ended.stderr.splitlines()[-1]
     assert run.state() == "failed"
     run.await_slurm(run.job, "FAILED")
     run.gone()

@@ -44,7 +44,8 @@ CONTRACT = {
     "policy": "max_lag",
     "compat": "prorl nemo_gym",
     "cluster": "account qos partition constraint reservation exclude nice clusters setup scratch interface continue_by "
-    "max_requeues het_max_nodes het_max_pending_s max_submissions_per_hour shapes extra_sbatch",
+    "max_requeues het_max_nodes het_max_pending_s max_submissions_per_hour shapes extra_sbatch "
+    "changed_code",
     "shards": "messages",
     "callbacks": "allow",
     "evaluate": "run_dir k priority tag",

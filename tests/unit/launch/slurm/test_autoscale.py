@@ -1,4 +1,4 @@
-"""The RUN pool's controller: grows with the queue, waits for what it asked for, ends what stays idle, keeps its bounds."""
+"""The RUN pool's controller: grows with the queue, waits for what it asked for, ends what idles, keeps its bounds."""
 
 from __future__ import annotations
 

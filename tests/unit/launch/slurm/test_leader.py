@@ -7,9 +7,9 @@ import signal
 
 import pytest
 
-from launch.drive import TOLD_BY_SLURM
+from launch.drive import TOLD_BY_SLURM, Driver
 from launch.slurm import leader, record
-from launch.slurm.code import code_digest
+from launch.slurm.code import CODE_CHANGED, code_digest
 from stages import control
 from tests.support import runs
 from tests.support.waiting import eventually
@@ -256,6 +256,14 @@ async def test_changed_code_is_recorded_and_handed_on(side: Sides) -> None:
     one.note("9", code=code_digest())
     await one.lead("het", one.steps("control", control="exit 0"))
     assert (one.layout.root / "up-control").read_text().strip() == "0"
+
+
+@pytest.mark.parametrize("changed", ["1", "0"])
+def test_the_result_says_whether_the_code_changed(side: Sides, monkeypatch: pytest.MonkeyPatch, changed: str) -> None:
+    one = side("het")
+    monkeypatch.setenv(CODE_CHANGED, changed)
+    Driver(one.config, one.layout, 1, [])._leave_summary("requeued")
+    assert one.summary()["code_changed"] is (changed == "1")
 
 
 async def test_changed_code_is_refused_where_that_is_asked_for(side: Sides, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Public bugs of the field that are bugs of reading Slurm: states, forgotten jobs, too many calls, clusters, het rules."""
+"""Public bugs of the field in reading Slurm: states, forgotten jobs, too many calls, clusters, rules of het jobs."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import pytest
 from conf.schema import Checkpoint
 from launch.slurm import record, submit
 from launch.slurm.client.protocol import Partition
+from launch.slurm.errors import SubmissionError
 from launch.slurm.shapes import jobs_of
 from launch.slurm.submit import TooManySubmissionsError, failed_nodes, place, submit_job, submit_run
 from tests.unit.launch.slurm.conftest import Sides
@@ -71,6 +72,15 @@ def test_auto_without_a_linked_job_in_reserve_is_submitted_all_the_same(
     assert "no linked job waits behind it" in capsys.readouterr().err
 
 
+def test_part_of_a_placement_is_taken_back(side: Sides) -> None:
+    made = side("linked")
+    made.sbatch.refused = {"eval"}
+    with pytest.raises(SubmissionError, match="Slurm refused eval"):
+        place(made.config, made.layout, "r", "launch")
+    assert made.slurm.told == [("cancel", ("100", "101", "102"), "all")]
+    assert record.read(made.layout) == []
+
+
 def test_no_more_jobs_than_the_hour_allows_forgotten_ones_counted(side: Sides) -> None:
     made = side("het", max_submissions_per_hour=2)
     job = jobs_of(made.config, "het")[0]
@@ -124,8 +134,17 @@ async def test_half_a_job_is_ended_before_the_run_is_carried_on(side: Sides) -> 
 @pytest.mark.parametrize(("mode", "turns"), [("REQUEUE", 1), ("OFF", 0)])
 async def test_turns_are_checkpointed_where_jobs_may_be_preempted(side: Sides, mode: str, turns: int) -> None:
     made = side("het", partition="p")
+    made.layout.manifest.unlink()
     made.slurm.parts = (Partition(name="p", preempt_mode=mode), Partition(name="q", preempt_mode="CANCEL"))
     open_ = replace(made.config, checkpoint=Checkpoint())
     assert (await submit._with_checkpoints(open_)).checkpoint.turns == turns
     chosen = replace(made.config, checkpoint=replace(made.config.checkpoint, turns=3))
     assert (await submit._with_checkpoints(chosen)).checkpoint.turns == 3
+
+
+async def test_a_run_that_is_there_keeps_the_checkpoints_that_it_began_with(side: Sides) -> None:
+    made = side("het", partition="p")
+    made.slurm.parts = (Partition(name="p", preempt_mode="REQUEUE"),)
+    again = replace(made.config, checkpoint=Checkpoint())
+    assert (await submit._with_checkpoints(again)).checkpoint.turns == 0
+    assert made.slurm.calls == {}
