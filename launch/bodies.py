@@ -15,6 +15,7 @@ from conf.load import load_config
 from conf.schema import Config
 from launch import wiring
 from launch.addresses import listen_address
+from launch.process import in_job
 from sandbox.choose import choose
 from sandbox.protocols import SandboxBackend
 from sandbox.scratch import owned, sweep
@@ -150,7 +151,7 @@ async def _work(context: Context, hand: Stagehand, link: RouterLink, stage: Stag
         link, hand, member=context.member, stage=stage, slots=slots, heartbeat_s=context.config.lease.heartbeat_s
     )
     async with present(context.layout, stage, context.member):
-        await worker.run(grace_s=DRAIN_GRACE_S)
+        await worker.run(grace_s=DRAIN_GRACE_S, term="abandon" if in_job() else "drain")
 
 
 async def init(context: Context) -> None:

@@ -59,15 +59,16 @@ unset HISTFILE MAILCHECK TMOUT OLDPWD
 """
 
 
-def setup_script(workspace: Sequence[str], cwd: str, exports: str | None = None) -> str:
+def setup_script(workspace: Sequence[str], cwd: str, exports: str | None = None, *, in_job: bool = False) -> str:
     """What the shell is set up with: its reporting, the workspace directories, its variables, and where it stands.
 
     Args:
         workspace: directories to make where missing.
         cwd: where to start; the root where it is gone.
         exports: of an earlier shell (`ShellState.exports`): these and no other variables are exported.
+        in_job: whether Slurm's warning, USR2, may come to the shell and all that it runs: they do not hear it.
     """
-    lines = [_SETUP]
+    lines = [_SETUP, "trap '' USR2"] if in_job else [_SETUP]
     lines += [f"[ -d {path} ] || mkdir -p -- {path}" for path in map(shlex.quote, workspace)]
     if exports is not None:
         lines += restore_lines(exports)

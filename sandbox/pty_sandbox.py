@@ -112,6 +112,7 @@ class PtySandbox:
         """See `Sandbox.pack`; the file lies in the sandbox's own directory."""
         self._refuse_stopped()
         await self.start()  # a sandbox that was never used has an empty layer, not none
+        self._terminal.refuse_if_ended()  # what a signal from outside left half done is nobody's work
         self._packs += 1
         target, limits = self._ground.directory / f"layer{self._packs}.tar.zst", self._ground.spec.limits
 

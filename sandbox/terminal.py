@@ -53,7 +53,7 @@ class Terminal:
         self._cwd, self._exports = first.cwd, first.exports if state else None
         self.lock = asyncio.Lock()  # who holds it alone starts a shell or uses one
         self._process: Spawned | None = None
-        self._started = False
+        self._started, self._ended_by = False, 0
         self._own_group = 0
         self._modes: list[int | list[bytes | int]] = []
         self._output = BoundedOutput(limits.output_bytes)
@@ -143,7 +143,8 @@ class Terminal:
         try:
             nonce = secrets.token_hex(8)
             # A shell that is started again has the sandbox's own variables.
-            script = setup_script(self._workspace, self._cwd, None if self._started else self._exports)
+            exports = None if self._started else self._exports
+            script = setup_script(self._workspace, self._cwd, exports, in_job="SLURM_JOB_ID" in os.environ)
             self._send(command_packet(script, nonce), nonce, SETUP_LINE)
             ended = await self._wait(self._limits.start_s)
         except asyncio.CancelledError:
@@ -163,6 +164,7 @@ class Terminal:
 
     async def _ready(self) -> bool:
         """Bring the shell to a prompt, also after a cancelled command; True where it was lost and started again."""
+        self.refuse_if_ended()
         if self._process is None:
             lost = self._started
             await self._start()
@@ -176,11 +178,17 @@ class Terminal:
         return False
 
     async def _restart(self) -> None:
+        self.refuse_if_ended()
         await self.kill()
         try:
             await self._start()
         except ShellDied as error:
             raise ShellDied(f"the shell was lost and does not start again: {error}", boundary="shell") from error
+
+    def refuse_if_ended(self) -> None:
+        """A sandbox that was ended from outside is lost: another shell would go on without its state."""
+        if self._ended_by:
+            raise ShellDied(f"the sandbox was ended from outside by signal {self._ended_by}", boundary="shell")
 
     def _accept(self, marker: Marker) -> None:
         """The shell is at its prompt; what comes from now on belongs to the next command."""
@@ -227,10 +235,7 @@ class Terminal:
         self._send_rest(process)
 
     async def _wait(self, timeout_s: float) -> bool:
-        """Wait for the end of the command; False where the time came first.
-
-        One timer serves all commands: it goes off early and is set again, which spares each command a timer of its own.
-        """
+        """Wait for the end of the command; False where the time came first. One timer serves all commands."""
         if self._scanner is None:
             return True
         loop = asyncio.get_running_loop()
@@ -318,6 +323,8 @@ class Terminal:
     def _on_exit(self, process: Spawned) -> None:
         if process is not self._process:
             return
+        if self._token is None:  # what holds a namespace of its own cannot be signalled by anything in it
+            self._ended_by = max(0, -process.exited.result())
         while self._read(process):
             pass
         if self._scanner is not None:

@@ -8,7 +8,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
@@ -34,6 +34,8 @@ from stages.wire import (
 POLL_S: Final = 20.0
 COMMIT_BATCH: Final = 256
 FLUSH_S: Final = 5.0
+ABANDON_S: Final = 0.1
+"""How soon a drain notices that it was overtaken by an abandonment."""
 MESSAGE_MAX: Final = 2000
 
 log = logging.getLogger(__name__)
@@ -97,27 +99,34 @@ class Worker:
         self._revoked: set[str] = set()
         self._slot_free = asyncio.Event()
         self._draining = asyncio.Event()
+        self._abandoned = False
         hand.attach(self._keep)
+
+    def abandon(self) -> None:
+        """Give every lease back at once: what runs below this process was struck by the same signal as it."""
+        self._abandoned = True
+        self.drain()
 
     def drain(self) -> None:
         """Take no more leases; `run` returns when the present ones are done."""
         self._draining.set()
         self._slot_free.set()
 
-    async def run(self, *, grace_s: float) -> None:
+    async def run(self, *, grace_s: float, term: Literal["drain", "abandon"] = "drain") -> None:
         """Work until drained; what is not done `grace_s` after that is handed back."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
+        for number in (signal.SIGINT, signal.SIGUSR2):
             loop.add_signal_handler(number, self.drain)
+        loop.add_signal_handler(signal.SIGTERM, self.abandon if term == "abandon" else self.drain)
         heartbeat = asyncio.create_task(self._heartbeats(), name="heartbeat")
         committing = asyncio.create_task(self._commits(), name="commits")
         leasing = asyncio.create_task(self._leases(), name="leases")
         try:
             await self._until_drained({heartbeat, committing, leasing})
             leasing.cancel()
-            self._hand.drain(grace_s)
-            if self._tasks:
-                await asyncio.wait(set(self._tasks.values()), timeout=grace_s)
+            if not self._abandoned:
+                self._hand.drain(grace_s)
+                await self._until_abandoned(grace_s)
             for task in list(self._tasks.values()):
                 task.cancel()
             if self._tasks:
@@ -126,6 +135,12 @@ class Worker:
         finally:
             for task in (heartbeat, committing, leasing, *self._tasks.values()):
                 task.cancel()
+
+    async def _until_abandoned(self, grace_s: float) -> None:
+        """Wait for what is leased, as long as there is any sense in it."""
+        until = time.monotonic() + grace_s
+        while self._tasks and not self._abandoned and (left := until - time.monotonic()) > 0:
+            await asyncio.wait(set(self._tasks.values()), timeout=min(left, ABANDON_S))
 
     async def _flush(self) -> None:
         """Let the last results be acknowledged; where no router takes them, their rollouts run again elsewhere."""

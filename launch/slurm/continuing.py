@@ -14,7 +14,7 @@ from conf.schema import Config
 from launch.errors import Exit, LaunchError
 from launch.slurm import record
 from launch.slurm.client import open_client
-from launch.slurm.client.errors import SlurmError
+from launch.slurm.client.errors import SlurmError, SlurmUnavailable
 from launch.slurm.client.protocol import JobInfo
 from launch.slurm.code import code_digest
 from launch.slurm.record import Submission
@@ -184,6 +184,8 @@ class Continuing:
             try:
                 await self._client.requeue(self._job_id)
             except SlurmError as error:
+                if isinstance(error, SlurmUnavailable) and error.may_have_happened:
+                    await self._wait_for_the_end(Exit.REQUEUED)  # Slurm may have ended the command with this very job
                 _say(f"no requeue ({error}): submitting again instead")
             else:
                 return await self._wait_for_the_end(Exit.REQUEUED)

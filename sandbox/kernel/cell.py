@@ -73,6 +73,8 @@ class CellOutput:
 
 
 def _is_image(image: str) -> bool:
+    if len(image) % 4 or image.endswith("==="):  # which binascii lets pass
+        return False
     try:
         return binascii.a2b_base64(image, strict_mode=True).startswith(_MAGIC)
     except ValueError:  # also of characters beyond ASCII

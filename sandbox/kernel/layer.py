@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import os
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -47,7 +46,7 @@ class KernelLayer:
     async def _build(self) -> Path:
         self._tries += 1
         target = await self._home() / f"kernel{self._tries}"
-        places = [place for place in sys.path if os.path.isabs(place) and "-packages" in place]  # noqa: PTH117
+        places = [place for place in sys.path if Path(place).is_absolute()]
         package = str(Path(__file__).parents[2])
         process = await self._spawner.execute(
             [sys.executable, "-I", "-S", "-c", _MAIN, package, str(target), *places], env={}, cwd="/",

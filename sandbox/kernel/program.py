@@ -1,8 +1,8 @@
 """The kernel's program, run by the sandbox's own Python: an ipykernel whose sockets are inherited. Sent there as text.
 
-`python3 -c START TEXT SITE MINOR` with the listening sockets of the channels "shell" and "iopub" at descriptors 3 and
-4, and the messages' key in ROLLMILL_KERNEL_KEY. No connection file, no ports, no heartbeat, no history, no profile: what
-a kernel usually leaves in a home directory would end up in the checkpoint of the agent's work.
+`python3 -B -c START TEXT SITE MINOR` with the listening sockets of the channels "shell" and "iopub" at descriptors 3
+and 4, and the messages' key in ROLLMILL_KERNEL_KEY. No connection file, no ports, no heartbeat, no history, no profile:
+what a kernel usually leaves in a home directory would end up in the checkpoint of the agent's work.
 
 An ipykernel of the image is taken where there is one. Else that in SITE is, if this Python has the version MINOR for
 which its compiled parts were built; for the user's own imports SITE comes last, so that it hides nothing of the image.
@@ -149,6 +149,9 @@ def main() -> None:
     users_path = ["", *sys.path]
     here = os.path.realpath(".")
     sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != here]
+    temporary = os.environ.get("TMPDIR", "/tmp")  # noqa: S108
+    if os.access(temporary, os.W_OK):
+        tempfile.tempdir = temporary  # else tempfile tries it out, which leaves its mark on the directory
     home = tempfile.mkdtemp(prefix="kernel-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)  # noqa: S108
     os.environ["IPYTHONDIR"] = home
     app = make_application(find_kernel(site, minor), key)
@@ -161,6 +164,7 @@ def main() -> None:
     shutil.rmtree(home, ignore_errors=True)
     os.environ.pop("IPYTHONDIR", None)
     sys.path[:] = [*users_path, *([site] if site in sys.path else [])]
+    sys.dont_write_bytecode = False
     app.start()
 
 

@@ -137,7 +137,7 @@ class KernelPython:
         inside = f"/proc/self/fd/{program.SITE_FD}"
         seen = "-" if share is None else str(share) if place.pid is None else inside
         return await self._spawner.join(
-            place.pid, ("python3", "-c", program.START, _PROGRAM, seen, _MINOR),
+            place.pid, ("python3", "-B", "-c", program.START, _PROGRAM, seen, _MINOR),
             env={**place.env, program.KEY: key}, cwd=place.cwd,
             directory=place.directory, share=None if share is None else str(share), timeout_s=self._limits.start_s,
         )  # fmt: skip

@@ -186,6 +186,11 @@ class CommandClient:
         output = await self._runner.run(argv, changes=changes)
         if output.code == 0:
             return output.out
+        if output.code < 0:
+            raise SlurmUnavailable(
+                f"{argv[0]} was ended by signal {-output.code} before it said what it did",
+                command=" ".join(argv), may_have_happened=changes,
+            )  # fmt: skip
         if _says(output.err, _NOBODY):
             raise SlurmUnavailable(
                 f"{argv[0]}: Slurm does not answer: {output.said}; see `scontrol ping`",

@@ -291,12 +291,3 @@ def test_many_sandboxes_live_side_by_side(name: str, tmp_path: Path) -> None:
 
     asyncio.run(scenario())
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_python_tool_says_that_it_is_not_built(name: str, tmp_path: Path) -> None:
-    async def body(sandbox: Sandbox) -> None:
-        with pytest.raises(SandboxError, match="not built yet") as caught:
-            await sandbox.python.run("1+1")
-        assert caught.value.boundary == "python"
-
-    in_sandbox(name, tmp_path, body)

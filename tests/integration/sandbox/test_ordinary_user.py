@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from sandbox.kernel.distributions import needed
 from sandbox.layers import pack
 from sandbox.protocols import SandboxSpec
 from tests.integration.sandbox.grounds import PACKED_IMAGE, backend_named
@@ -22,8 +23,8 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 UID = 54321
 """A number that needs no entry in /etc/passwd."""
 SUITE = (
-    "test_contract.py", "test_execute.py", "test_files.py", "test_images.py", "test_isolation.py",
-    "test_layer_chain.py", "test_shell_state.py", "test_worker_death.py",
+    "test_contract.py", "test_execute.py", "test_files.py", "test_hostile_kernel.py", "test_images.py",
+    "test_isolation.py", "test_layer_chain.py", "test_python_tool.py", "test_shell_state.py", "test_worker_death.py",
 )  # fmt: skip
 NEEDED = ("msgspec", "zstandard", "ptyprocess", "pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments")
 
@@ -67,6 +68,11 @@ def copy() -> Iterator[Path]:
             if (third_party / package).is_dir():
                 shutil.copytree(third_party / package, home / "site" / package)
         shutil.copy(third_party / "py.py", home / "site/py.py")
+        for distribution in needed():
+            for file in distribution.files or ():
+                if ".." not in file.parts and "__pycache__" not in file.parts:
+                    (home / "site" / file).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(str(distribution.locate_file(file)), home / "site" / file)
         image = pack({b"": cached_root()}, home / "image.tar.zst")
         (home / "image.tar.zst").rename(home / PACKED_IMAGE.format(image.digest.removeprefix("sha256:")))
         subprocess.run(["chmod", "-R", "a+rX", str(home)], check=True)

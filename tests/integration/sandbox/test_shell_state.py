@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
+from sandbox.errors import ShellDied
 from sandbox.layers import unpack
 from sandbox.protocols import PackedLayer, SandboxBackend, SandboxSpec, ShellState
+from sandbox.pty_sandbox import PtySandbox
 from tests.integration.sandbox.grounds import BACKENDS, ISOLATING, QUICK, backend_named, image_directory
 
 ODD = "two words 'and' \"quotes\" $HOME `x` \\ ~/a:~/b * ünï"
@@ -118,3 +122,19 @@ def test_asking_for_the_state_changes_nothing(name: str, tmp_path: Path) -> None
 
     (tmp_path / "scratch").mkdir()
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("isolating", ISOLATING)
+async def test_a_sandbox_that_is_ended_from_outside_is_lost(isolating: str, tmp_path: Path) -> None:
+    """A batch system ends every process of a step: no agent may go on in a new shell without its state."""
+    async with (
+        backend_named(isolating, tmp_path) as backend,
+        backend.create(SandboxSpec(limits=QUICK)) as sandbox,
+    ):
+        await sandbox.shell.run("export KEPT=1")
+        assert isinstance(sandbox, PtySandbox) and sandbox.shell.process is not None
+        os.kill(sandbox.shell.process.pid, signal.SIGKILL)
+        with pytest.raises(ShellDied, match="ended from outside by signal 9"):
+            await sandbox.shell.run("sleep 20; echo $KEPT")
+        with pytest.raises(ShellDied, match="ended from outside"):
+            await sandbox.shell.state()
