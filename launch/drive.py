@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -30,10 +30,12 @@ from stages.status import read_status
 from workflows.collect import collect
 
 POLL_S: Final = 0.5
-TOLD_BY_SLURM: Final = "a signal: the allocation ends soon"
-"""Reason of a drain after which the run goes on by itself; after a person's it waits for `resume`."""
 START_S: Final = 120.0
 """Patience with a router that has not come up yet, however small `stuck_after_s` is."""
+
+
+Look = Callable[[Mapping[str, Any]], Awaitable[None]]
+"""Something beside the driver that acts on what the router says of the run."""
 
 
 class StuckError(LaunchError):
@@ -60,7 +62,7 @@ class Driver:
         layout: its run directory, opened.
         attempt: which start this is; names the log directory.
         slots: the processes that are kept here: all of them on one machine, the router alone inside an allocation.
-        look: told every status that the router gives; may change the run's jobs.
+        looks: told every status that the router gives; may change the run's jobs.
         patience_s: how long a stop waits for workers elsewhere to hand over to the router.
     """
 
@@ -70,10 +72,10 @@ class Driver:
         layout: RunLayout,
         attempt: int,
         slots: Iterable[Slot],
-        look: Callable[[Mapping[str, Any]], Awaitable[None]] | None = None,
+        looks: Sequence[Look] = (),
         patience_s: float = 0.0,
     ) -> None:
-        self._also_look, self._patience_s = look, patience_s
+        self._looks, self._patience_s = looks, patience_s
         self._manned = 0.0
         self._config, self._layout, self._attempt = config, layout, attempt
         self._progress = Progress(layout.root)
@@ -120,7 +122,8 @@ class Driver:
     def drain(self) -> None:
         """Slurm is about to take the allocation away: the router leases nothing more from now on."""
         with contextlib.suppress(ManifestError):  # the deadline of whoever sent the signal still holds
-            control.request(self._layout.root, "drain", TOLD_BY_SLURM)
+            if not control.pending(self._layout, "drain"):  # a person's own drain stays one
+                control.request(self._layout.root, "drain", control.TOLD_BY_SLURM)
 
     def _ended(self, error: BaseException | None, *, finished: bool) -> int:
         if isinstance(error, Interrupted):
@@ -194,8 +197,8 @@ class Driver:
         if accepted_at is not None:
             self._status["work_s"] = time.monotonic() - accepted_at
         self._progress.update(self._status)
-        if self._also_look is not None:
-            await self._also_look(self._status)
+        for look in self._looks:
+            await look(self._status)
 
     async def _watch(self, client: AsyncRolloutClient) -> None:
         while True:

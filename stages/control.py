@@ -6,13 +6,16 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from stages import sharedfs
 from stages.errors import ManifestError
 from stages.layout import RunLayout
+
+TOLD_BY_SLURM: Final = "a signal: the allocation ends soon"
+"""Reason of a drain after which the run goes on by itself; after a person's it waits for `resume`."""
 
 Request = Literal["drain", "cancel", "fail"]
 """`fail` is a job's leader telling the driver that a component that nothing can do without is gone."""

@@ -313,6 +313,8 @@ class Worker:
             # Far shorter than a lease: one that hangs must not be the reason why leases run out.
             timeout_s = self._heartbeat_s + 2.0
             answer: HeartbeatOut = await self._call("POST", "/v1/heartbeat", body, HeartbeatOut, timeout_s=timeout_s)
+            if answer.drain and self._tasks:  # the router goes, and another comes later: nobody may hold what it knows
+                self.drain()
             for revoked in answer.revoked:
                 task = self._tasks.get(revoked.lease_id)
                 if task is not None and revoked.lease_id not in self._revoked:

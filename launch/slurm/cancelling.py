@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from conf.load import load_config
+from launch.errors import LaunchError
 from launch.slurm import record
 from launch.slurm.client import open_client
 from launch.slurm.client.errors import SlurmError
@@ -24,30 +24,41 @@ IN_ORDER_S: Final = 45.0
 LOOK_S: Final = 0.5
 
 
+class NotCancelledError(LaunchError):
+    """Slurm did not take the cancellation: jobs may still wait or run."""
+
+
 async def cancel_jobs(run_dir: Path, *, wait: bool = True) -> list[str]:
-    """End every job of the run whose cancellation has been requested; says what was done. A local run has none."""
+    """End every job of the run whose cancellation has been requested; says what was done. A local run has none.
+
+    Raises:
+        NotCancelledError: Slurm did not take it.
+    """
     layout = RunLayout(run_dir)
     submissions = record.current(await asyncio.to_thread(record.read, layout))
     if not submissions or _ended(layout):
         return []
-    config = await asyncio.to_thread(load_config, run_dir)
-    client = open_client(config.cluster.clusters)
-    ids = [one.job_id for one in submissions]
+    places = record.by_clusters(submissions)
     since = min(one.submitted_at for one in submissions)
     try:
-        live = [job for job in await client.jobs(ids, since=since) if not job.state.ended]
+        jobs = [job for clusters, ids in places.items() for job in await open_client(clusters).jobs(ids, since=since)]
+        live = [job for job in jobs if not job.state.ended]
         in_order = _router_runs(submissions, live)
         if in_order and wait:
             await _until_ended(layout)
         elif in_order:
             return ["its jobs end in a moment"]
         if live:
-            await client.cancel(ids)
+            for clusters, ids in places.items():
+                await open_client(clusters).cancel(ids)
     except SlurmError as error:
-        return [f"Slurm did not take it: {error}; the run itself was asked by file"]
+        raise NotCancelledError(
+            f"{run_dir}: Slurm did not take it: {error}; the run itself was asked by file, and what waits in the "
+            "queue stays there: `rollmill cancel` again when `sinfo` answers"
+        ) from error
     if not _ended(layout):
         await asyncio.to_thread(_leave_summary, layout)
-    return [f"jobs {', '.join(ids)} are cancelled"]
+    return [f"jobs {', '.join(one.job_id for one in submissions)} are cancelled"]
 
 
 def _router_runs(submissions: list[Submission], live: list[JobInfo]) -> bool:

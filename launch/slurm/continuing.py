@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import time
@@ -23,6 +24,8 @@ from stages import sharedfs
 from stages.layout import RunLayout
 from stages.status import read_status
 
+ASK_S: Final = 5.0
+"""Patience with a question whose answer only says how much time there is."""
 KILLED_S: Final = 120.0
 """How long a job that asked Slurm to requeue or cancel it waits for its own end."""
 
@@ -34,9 +37,11 @@ class Continuing:
         config: the run's.
         layout: its run directory.
         job: which job of the placement this is.
+        ended: set when Slurm ends this job.
     """
 
-    def __init__(self, config: Config, layout: RunLayout, job: str) -> None:
+    def __init__(self, config: Config, layout: RunLayout, job: str, ended: asyncio.Event | None = None) -> None:
+        self._ended = ended if ended is not None else asyncio.Event()
         self._config, self._layout, self._job = config, layout, job
         self._job_id = os.environ.get("SLURM_HET_JOB_ID") or os.environ["SLURM_JOB_ID"]
         self._client = open_client(config.cluster.clusters)
@@ -98,8 +103,9 @@ class Continuing:
     async def seconds_left(self) -> float | None:
         """Until Slurm ends the job: its time limit, or the end of a preemption's grace; None where it does not say."""
         try:
-            mine = [job for job in await self._client.jobs([self._job_id]) if job.het_offset in (None, 0)]
-        except SlurmError:
+            async with asyncio.timeout(ASK_S):
+                mine = [job for job in await self._client.jobs([self._job_id]) if job.het_offset in (None, 0)]
+        except (SlurmError, TimeoutError):
             return None
         return mine[0].ended_at - time.time() if mine and mine[0].ended_at else None
 
@@ -130,9 +136,6 @@ class Continuing:
 
         Where both start within a moment the heterogeneous one stays: the held-back job takes it away only while it
         waits. Returns why this job is not the run, or nothing.
-
-        Raises:
-            LaunchError: the linked jobs beside the router's could not be submitted.
         """
         if self._mine.forgotten:
             return "another job of the run started before"
@@ -141,14 +144,19 @@ class Continuing:
         if not rivals:
             return ""
         ids, held_back = [one.job_id for one in rivals], self._mine.reason == "fallback"
-        await self._cancel(ids, pending_only=held_back)
-        if held_back:
+        if not held_back:
+            await self._cancel(ids)
+        else:
             if await self._any_runs(ids):
                 return f"the heterogeneous job {', '.join(ids)} has started"
             from launch.slurm.submit import run_id_of, submit_rest
 
             run_id = await asyncio.to_thread(run_id_of, self._layout)
-            made = await asyncio.to_thread(submit_rest, self._config, self._layout, run_id, self._mine)
+            try:
+                made = await asyncio.to_thread(submit_rest, self._config, self._layout, run_id, self._mine)
+            except LaunchError as error:
+                return f"the heterogeneous job {', '.join(ids)} waits on, for there are no linked jobs: {error}"
+            await self._cancel(ids, pending_only=True)
             _say(f"the heterogeneous job waited too long: linked jobs {', '.join(one.job_id for one in made)} instead")
         # Last: a leader that dies before this does all of it again, and nothing twice.
         for one in rivals:
@@ -179,13 +187,16 @@ class Continuing:
             return Exit.FAILED
         if self._config.cluster.continue_by == "none":
             _say("cluster.continue_by=none: `rollmill resume` carries the run on")
+            await self._end_companions()
             return Exit.REQUEUED
         if self._config.cluster.continue_by == "requeue":
             try:
                 await self._client.requeue(self._job_id)
             except SlurmError as error:
                 if isinstance(error, SlurmUnavailable) and error.may_have_happened:
-                    await self._wait_for_the_end(Exit.REQUEUED)  # Slurm may have ended the command with this very job
+                    await self._ended_within(ASK_S)  # Slurm may have ended the command with this very job
+                    if self._ended.is_set():
+                        return Exit.REQUEUED
                 _say(f"no requeue ({error}): submitting again instead")
             else:
                 return await self._wait_for_the_end(Exit.REQUEUED)
@@ -214,6 +225,7 @@ class Continuing:
         _say(why)
         if self._mine.control:
             await asyncio.to_thread(_leave_failure, self._layout, why)
+        await self._end_companions()
         return False
 
     async def _submit_after(self, reason: str) -> int:
@@ -233,6 +245,7 @@ class Continuing:
             )  # fmt: skip
         except LaunchError as error:
             _say(f"the run cannot go on by itself: {error}; `rollmill resume` carries it on")
+            await self._end_companions()
             return Exit.FAILED
         _say(f"goes on as job {made.job_id}")
         return Exit.REQUEUED
@@ -242,17 +255,19 @@ class Continuing:
 
         A cancelled run's jobs cancel themselves, so that accounting calls them what they are.
         """
-        submissions = record.current(await asyncio.to_thread(record.read, self._layout))
-        others = [one.job_id for one in submissions if one.job_id != self._job_id]
-        if code == Exit.REQUEUED:
-            return code
         cancelled = code == Exit.INTERRUPTED and await asyncio.to_thread(_state, self._layout) == "cancelled"
-        if others:
-            await self._cancel(others, pending_only=not cancelled)
+        await self._end_companions(pending_only=not cancelled)
         if not cancelled:
             return code
         await self._cancel([self._job_id])
         return await self._wait_for_the_end(code)
+
+    async def _end_companions(self, *, pending_only: bool = True) -> None:
+        """Cancel the run's other jobs when nothing carries it on: one that waits would start for nobody."""
+        submissions = record.current(await asyncio.to_thread(record.read, self._layout))
+        others = [one.job_id for one in submissions if one.job_id != self._job_id]
+        if self._mine.control and others:
+            await self._cancel(others, pending_only=pending_only)
 
     async def _cancel(self, ids: list[str], *, pending_only: bool = False) -> None:
         try:
@@ -261,9 +276,14 @@ class Continuing:
             _say(f"could not cancel {', '.join(ids)}: {error}")
 
     async def _wait_for_the_end(self, code: int) -> int:
-        """Slurm is about to end this job: an exit of its own would be recorded in place of Slurm's verdict."""
-        await asyncio.sleep(KILLED_S)
+        """Slurm is about to end this job: an exit before it says so would be recorded in place of its verdict."""
+        await self._ended_within(KILLED_S)
         return code
+
+    async def _ended_within(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._ended.wait()
 
 
 def _state(layout: RunLayout) -> str:

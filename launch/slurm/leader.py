@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final
 
 from conf.load import load_config
-from launch.drive import TOLD_BY_SLURM
 from launch.errors import Exit
 from launch.slurm.code import CODE_CHANGED
 from launch.slurm.continuing import KILLED_S, Continuing
@@ -48,7 +47,7 @@ class Leader:
         self._layout, self._job, self._lines, self._signal_s = layout, job, lines, signal_s
         self._config = load_config(layout.root)
         self._told, self._ended = asyncio.Event(), asyncio.Event()
-        self._continuing = Continuing(self._config, layout, job)
+        self._continuing = Continuing(self._config, layout, job, self._ended)
         self._steps = Steps({})
         self._attempt = 0
 
@@ -153,19 +152,18 @@ class Leader:
 
     async def _time_to_hand_over(self) -> float:
         """Return when it is time to begin, with the seconds that there are: an early warning leaves time to work."""
+        began = time.monotonic()
         left_s = await self._continuing.seconds_left()
         if left_s is None:
-            return self._signal_s
+            left_s = self._signal_s
         early_s = left_s - self._signal_s
         if 0 < early_s <= EARLY_S:
-            began = time.monotonic()
             await self._steps.next_end(self._ended, timeout_s=early_s)
-            left_s -= time.monotonic() - began
-        return min(left_s, self._signal_s)
+        return min(left_s - (time.monotonic() - began), self._signal_s)
 
     async def _steps_were_told(self) -> bool:
         """Whether Slurm's signal went to the steps alone (`scancel --signal=USR2`)."""
-        return await asyncio.to_thread(control.message, self._layout, "drain") == TOLD_BY_SLURM
+        return await asyncio.to_thread(control.message, self._layout, "drain") == control.TOLD_BY_SLURM
 
     def _tell_driver(self, gone: str) -> None:
         words = self._steps.last_words(gone, self._layout, self._attempt)
@@ -198,7 +196,8 @@ class Leader:
             _say("told to end soon: handing over")
             await self._steps.end(max(5.0, left_s - RESERVE_S))
             code = await self._continuing.go_on()
-            if code == Exit.FAILED and not self._continuing.is_added:
+            stays_away = code == Exit.FAILED or self._config.cluster.continue_by == "none"
+            if stays_away and not self._continuing.is_added:
                 control.request(self._layout.root, "fail", f"component {self._job} ended and cannot go on by itself")
             return code
         if gone is not None and not self._continuing.is_added:
@@ -213,7 +212,8 @@ def _attempt(layout: RunLayout, stale: Sequence[control.Request]) -> int:
         layout: the run directory.
         stale: requests to an earlier attempt that do not hold for a new one; empty for a job that begins none.
     """
-    control.clear(layout, stale)
+    asked = "drain" in stale and control.message(layout, "drain") not in (None, control.TOLD_BY_SLURM)
+    control.clear(layout, [name for name in stale if not (asked and name == "drain")])  # a person's drain holds
     attempt = manifest.last_attempt(layout)
     if stale and any(layout.attempt_logs(attempt).glob("control-*")):
         attempt = manifest.begin_attempt(layout)

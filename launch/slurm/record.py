@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -84,3 +85,17 @@ def current(submissions: list[Submission]) -> list[Submission]:
     """The newest submission of each job: the ones that may still run."""
     newest = {one.job: one for one in submissions}
     return list(newest.values())
+
+
+def by_clusters(submissions: Iterable[Submission]) -> dict[tuple[str, ...], list[str]]:
+    """Job ids by where they were submitted: a bare id of one cluster may be somebody else's job on another."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for one in submissions:
+        found.setdefault(tuple(one.clusters), []).append(one.job_id)
+    return found
+
+
+def home(submissions: list[Submission], clusters: Iterable[str]) -> list[str]:
+    """Where the run's next job belongs: the cluster that took its first one, else any of the configured `clusters`."""
+    taken = [one.clusters for one in submissions if len(one.clusters) == 1]
+    return list(taken[0] if taken else clusters)

@@ -128,7 +128,7 @@ def jobs_of(config: Config, placement: SlurmPlacement) -> tuple[Job, ...]:
         return tuple(_linked(config, component, shares) for component, shares in parts)
     # The first component to reach its limit ends them all, and sbatch would hand a limit on to those that name none.
     longest = _longest(config)
-    parts = [(replace(part, time_min=part.time_min or longest), shares) for part, shares in parts]
+    parts = [(replace(part, time_min=longest), shares) for part, shares in parts]
     steps = (_step(config, place, component, shares) for place, (component, shares) in enumerate(parts))
     return (Job(name="het", components=tuple(part for part, _ in parts), steps=tuple(steps), het=True, no_kill=False),)
 

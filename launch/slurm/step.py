@@ -49,17 +49,21 @@ def slots_here(shares: Iterable[Share]) -> list[tuple[str, int]]:
 async def _drive(run_dir: Path) -> int:
     """The control component: the router and the workflow."""
     from conf.load import load_config
-    from launch.drive import Driver
+    from launch.drive import Driver, Look
     from launch.supervisor import numbered
     from stages.layout import RunLayout
 
     config, layout = load_config(run_dir), RunLayout(run_dir)
-    look = None
+    looks: list[Look] = []
+    if config.placement.name in {"linked", "auto"}:
+        from launch.slurm.pool_watch import PoolWatch
+
+        looks.append(PoolWatch(config, layout).look)
     if config.pools.run.autoscale.max:
         from launch.slurm.elastic import Autoscaler
 
-        look = Autoscaler(config, layout).look
-    driver = Driver(config, layout, _attempt(), numbered([("router", 1)]), look, patience_s=PATIENCE_S)
+        looks.append(Autoscaler(config, layout).look)
+    driver = Driver(config, layout, _attempt(), numbered([("router", 1)]), looks, patience_s=PATIENCE_S)
     await hear({DRAIN: driver.drain, STOP: driver.stop})
     return int(await driver.to_the_end())
 

@@ -29,6 +29,8 @@ from launch.slurm.shapes import Job, SlurmPlacement, jobs_of
 from stages import manifest, sharedfs
 from stages.layout import RunLayout
 
+FAILED_S: Final = 86400.0
+"""How long a node that failed under a run is left out of its submissions."""
 _NODE_FAILURE: Final = re.compile(r"Node failure on ([\w.-]+)")
 
 
@@ -46,13 +48,16 @@ async def submit_run(config: Config) -> int:
         return show_finished(layout)
     submissions = await asyncio.to_thread(record.read, layout)
     if submissions:
-        from launch.slurm.standing import live_jobs
+        from launch.slurm.standing import carry_on, end_leftovers, live_jobs
 
         live = await live_jobs(config, submissions)
-        if live:
-            names = ", ".join(f"{job.job_id} ({job.state.value})" for job in live)
+        names = ", ".join(f"{job.job_id} ({job.state.value})" for job in live)
+        if carry_on(submissions, live):
             sys.stdout.write(f"{layout.root}: goes on already as job {names}; `rollmill status` shows it\n")
             return await _end(config, layout)
+        if live:
+            await end_leftovers(layout, submissions, live)
+            sys.stdout.write(f"{layout.root}: no job with its router is left, so {names} ended; all are submitted anew\n")
     await asyncio.to_thread(furnish, layout)
     reason = "resume" if submissions else "launch"
     made = await asyncio.to_thread(place, config, layout, opened.manifest.run_id, reason)
@@ -76,7 +81,8 @@ async def _with_checkpoints(config: Config) -> Config:
         partitions = await open_client(config.cluster.clusters).partitions()
     except SlurmError:
         partitions = ()  # sbatch will say what is wrong
-    mine = [one for one in partitions if one.name == name or (name is None and one.default)]
+    names = name.split(",") if name else []  # of several, Slurm takes the one that starts first
+    mine = [one for one in partitions if one.name in names or (not names and one.default)]
     turns = int(any(one.preempt_mode.upper() not in {"", "OFF"} for one in mine))
     return replace(config, checkpoint=replace(config.checkpoint, turns=turns))
 
@@ -151,19 +157,19 @@ def _submit_all(
             made.append(submit_job(config, layout, run_id, job, placement, reason))  # noqa: PERF401 - kept at a refusal
     except LaunchError:
         if made:
-            _take_back(config, layout, made)
+            _take_back(layout, made)
         raise
     return made
 
 
-def _take_back(config: Config, layout: RunLayout, made: Sequence[Submission]) -> None:
+def _take_back(layout: RunLayout, made: Sequence[Submission]) -> None:
     """Part of a placement would hold nodes and wait for ever for the rest."""
-    ids = [one.job_id for one in made]
-    try:
-        asyncio.run(open_client(config.cluster.clusters).cancel(ids))
-    except SlurmError as error:
-        sys.stderr.write(f"rollmill: jobs {', '.join(ids)} stay in the queue, `scancel` them: {error}\n")
-        return
+    for clusters, ids in record.by_clusters(made).items():
+        try:
+            asyncio.run(open_client(clusters).cancel(ids))
+        except SlurmError as error:
+            sys.stderr.write(f"rollmill: jobs {', '.join(ids)} stay in the queue, `scancel` them: {error}\n")
+            return
     for one in made:
         record.forget(layout, one)
 
@@ -193,8 +199,10 @@ def submit_job(
 
     cluster = config.cluster
     _check_rate(layout, cluster.max_submissions_per_hour)
+    clusters = record.home(record.read(layout), cluster.clusters)
     exclude = list(dict.fromkeys([*cluster.exclude, *failed_nodes(layout)]))
-    adapted = replace(config, cluster=replace(cluster, extra_sbatch=[*cluster.extra_sbatch, *options], exclude=exclude))
+    keys = {"extra_sbatch": [*cluster.extra_sbatch, *options], "exclude": exclude, "clusters": clusters}
+    adapted = replace(config, cluster=replace(cluster, **keys))
     name = render.job_name(run_id, job, secrets.token_hex(2))
     done = executor.submit(
         job, adapted, run_id=run_id, name=name, function=lead, args=(str(layout.root), job.name, job.signal_s)
@@ -205,7 +213,7 @@ def submit_job(
         job_id=done.job_id,
         placement=placement,
         components=[component.name for component in job.components],
-        clusters=[done.cluster] if done.cluster else list(cluster.clusters),
+        clusters=[done.cluster] if done.cluster else clusters,
         submitted_at=time.time(),
         script=layout.relative(done.script),
         reason=reason,
@@ -228,9 +236,14 @@ def _check_rate(layout: RunLayout, most: int) -> None:
 
 
 def failed_nodes(layout: RunLayout) -> list[str]:
-    """Nodes that failed under this run, as its batch output tells: its next submission asks for others."""
+    """Nodes that failed under this run within a day, as its batch output tells: its next submission asks for others.
+
+    Longer ago they may well have been mended, and a run that goes on for weeks would leave out ever more of them.
+    """
     found: dict[str, None] = {}
     for output in sorted(Path(layout.slurm).glob("*.out")):
+        if output.stat().st_mtime < time.time() - FAILED_S:
+            continue
         found.update(dict.fromkeys(_NODE_FAILURE.findall(output.read_text(errors="replace"))))
     return list(found)
 

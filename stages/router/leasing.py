@@ -57,6 +57,10 @@ class Leasing:
         self._router, self._served = router, served
         self._sampling, self._budgets = sampling, budgets
         self.loads: dict[str, dict[str, Any]] = {}
+        self.heard: dict[str, float] = {}
+        """Member -> when it was last heard of, on the monotonic clock."""
+        self.hand_over = False
+        """Whether workers are to give back what they hold now: the router goes, and comes again later."""
         self._gone: dict[str, None] = {}
 
     def _check_epoch(self, epoch: int) -> None:
@@ -70,6 +74,7 @@ class Leasing:
         """Grant up to `free` leases, waiting up to `wait_s` for the first; nothing to a caller that `has_left`."""
         self._check_epoch(request.epoch)
         self._router.check_open()
+        self.heard[request.member] = time.monotonic()
         until = time.monotonic() + request.wait_s
         while True:
             if request.member in self._gone:
@@ -137,7 +142,7 @@ class Leasing:
     async def heartbeat(self, request: HeartbeatIn) -> HeartbeatOut:
         """Renew what the member still holds and tell it what it no longer does."""
         self._check_epoch(request.epoch)
-        self.loads[request.member] = request.load
+        self.loads[request.member], self.heard[request.member] = request.load, time.monotonic()
         leases = [_lease_number(lease_id) for lease_id in request.leases]
         reasons = self._router.revoked.pop(request.member, {})
         event = Heartbeat(t=self._router.clock(), member=request.member, leases=leases)
@@ -147,7 +152,7 @@ class Leasing:
         state = self._router.ledger.state
         return HeartbeatOut(
             self._router.epoch, [str(lease) for lease in renewed],
-            [Revoked(str(lease), reason) for lease, reason in reasons.items()], state.draining, state.policy_version,
+            [Revoked(str(lease), reason) for lease, reason in reasons.items()], self.hand_over, state.policy_version,
         )  # fmt: skip
 
     async def commit(self, request: CommitsIn) -> CommitsOut:
@@ -202,6 +207,7 @@ class Leasing:
             del self._gone[next(iter(self._gone))]
         freed: int = await self._router.submit(MemberGone(t=self._router.clock(), member=member, reason=reason))
         self.loads.pop(member, None)
+        self.heard.pop(member, None)
         self._router.revoked.pop(member, None)
         return freed
 

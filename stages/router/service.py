@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,8 @@ from stages.web import serve_app
 
 PROBE_TIMEOUT_S = 2.0
 CONTROL_S = 1.0
+HEARD_TTLS = 2
+"""Lease times without a word after which a worker is no longer shown."""
 
 
 class RouterOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +91,7 @@ async def serve(layout: RunLayout, served: ServedTask, options: RouterOptions, s
                 background = [
                     tasks.create_task(_beat(layout, router, found, options.rules.lease_ttl_s / 5), name="beat"),
                     tasks.create_task(service.replicas.watch(), name="probes"),
-                    tasks.create_task(_obey(layout, router), name="control"),
+                    tasks.create_task(_obey(layout, router, service.leasing), name="control"),
                 ]
                 await stop.wait()
                 router.stop()
@@ -105,21 +108,28 @@ def _pid_ns() -> str:
 class _Parts(msgspec.Struct, frozen=True):
     http: Service
     replicas: Replicas
+    leasing: Leasing
 
 
 def _service(router: Router, served: ServedTask, options: RouterOptions, probe: Probe) -> _Parts:
     rollouts = Rollouts(router, served, options.sampling, options.max_open)
     leasing = Leasing(router, served, options.sampling, options.budgets)
     replicas = Replicas(router, probe)
-    return _Parts(Service(router, rollouts, leasing, replicas, _members(router, leasing)), replicas)
+    return _Parts(Service(router, rollouts, leasing, replicas, _members(router, leasing)), replicas, leasing)
 
 
 def _members(router: Router, leasing: Leasing) -> Callable[[], list[dict[str, Any]]]:
     def listing() -> list[dict[str, Any]]:
+        """Who was heard of lately: one that left in order, or with its node, is in the ledger still."""
+        held, since = router.ledger.state.members, time.monotonic() - HEARD_TTLS * router.ledger.state.rules.lease_ttl_s
         return [
-            {"id": member, "kind": member.partition("-")[0], "leases": len(leases), **leasing.loads.get(member, {})}
-            for member, leases in router.ledger.state.members.items()
-        ]
+            {
+                "id": member, "kind": member.partition("-")[0], "leases": len(held.get(member, {})),
+                **leasing.loads.get(member, {}),
+            }
+            for member, heard in leasing.heard.items()
+            if heard > since
+        ]  # fmt: skip
 
     return listing
 
@@ -137,11 +147,12 @@ async def _beat(layout: RunLayout, router: Router, found: Beacon, every_s: float
         await asyncio.sleep(min(2.0, every_s))
 
 
-async def _obey(layout: RunLayout, router: Router) -> None:
+async def _obey(layout: RunLayout, router: Router, leasing: Leasing) -> None:
     """Follow the requests that lie in control/: they outlive routers, and whoever starts the run anew clears them."""
     while True:
         cancel = await asyncio.to_thread(control.pending, layout, "cancel")
-        drain = cancel or await asyncio.to_thread(control.pending, layout, "drain")
+        reason = await asyncio.to_thread(control.message, layout, "drain")
+        drain, leasing.hand_over = cancel or reason is not None, reason == control.TOLD_BY_SLURM
         if drain != router.ledger.state.draining:
             await router.submit(Draining(t=router.clock(), on=drain))
         if cancel and router.ledger.state.groups:

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from launch.drive import TOLD_BY_SLURM, Driver
+from launch.drive import Driver
 from launch.slurm import leader, record
 from launch.slurm.code import CODE_CHANGED, code_digest
 from stages import control
@@ -129,7 +129,7 @@ async def test_a_driver_that_heard_the_signal_itself_goes_on_too(one: JobSide) -
     deed = "while [ ! -e $1/control/drain.json ]; do sleep 0.01; done; exit 75"
     leading = one.start("het", one.steps("control", control=deed))
     await one.are_up("control")
-    control.request(one.layout.root, "drain", TOLD_BY_SLURM)
+    control.request(one.layout.root, "drain", control.TOLD_BY_SLURM)
     assert await leading == 75
     assert one.slurm.told == [("requeue", "9")]
 
@@ -210,7 +210,7 @@ async def test_a_run_that_was_cancelled_while_it_drained_stays_so(one: JobSide) 
 
 
 async def test_an_earlier_attempts_drain_is_forgotten_and_a_cancel_is_not(one: JobSide) -> None:
-    control.request(one.layout.root, "drain", TOLD_BY_SLURM)
+    control.request(one.layout.root, "drain", control.TOLD_BY_SLURM)
     control.request(one.layout.root, "fail", "a component ended")
     control.request(one.layout.root, "cancel")
     await one.lead("het", one.steps("control", control="exit 0"))
