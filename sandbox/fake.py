@@ -133,6 +133,12 @@ class FakeSandbox:
         self._stopped = True
         await asyncio.to_thread(remove_tree, self._ground.directory)
 
+    async def reset(self) -> None:
+        """See `Sandbox.reset`."""
+        if self._started:
+            await asyncio.to_thread(remove_tree, self._ground.directory)
+            self._started = False
+
     async def pack(self, *, paths: Sequence[str] = ("/",), exclude: Sequence[str] = ()) -> PackedLayer:
         """See `Sandbox.pack`."""
         self._begin()

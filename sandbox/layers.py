@@ -142,6 +142,10 @@ def verify(source: BinaryIO, digest: str, *, max_bytes: int = DEFAULT_MAX_BYTES)
         raise LayerError(f"{digest} is damaged, it reads as {stream.digest}: import it again", boundary="layers")
 
 
+DamagedStream = zstandard.ZstdError
+"""What reading from `decompressed` raises."""
+
+
 def decompressed(source: BinaryIO) -> BinaryIO:
     """What a zstd stream holds, as a stream; closing it leaves `source` open."""
     reader = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW).stream_reader(

@@ -105,6 +105,7 @@ class Protection:
             status = there.lstat()
             if not stat.S_ISDIR(status.st_mode):
                 if not self._must_stay(here, lower):
+                    _let_read(there, status)
                     continue
                 _remove(there)
                 there.mkdir(mode=_MODE)
@@ -176,6 +177,12 @@ def _is_opaque(directory: Path) -> bool:
         return os.getxattr(directory, OPAQUE_XATTR, follow_symlinks=False) in (b"y", b"x")
     except OSError:
         return False
+
+
+def _let_read(path: Path, status: os.stat_result) -> None:
+    """The trusted side has no more rights over a file than its owner: what the owner may not read, it may not."""
+    if stat.S_ISREG(status.st_mode) and not status.st_mode & stat.S_IRUSR:
+        path.chmod(stat.S_IMODE(status.st_mode) | stat.S_IRUSR)
 
 
 def _remove(path: Path) -> None:

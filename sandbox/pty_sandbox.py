@@ -108,6 +108,18 @@ class PtySandbox:
             self._stopping = asyncio.create_task(self._stop())
         await asyncio.shield(self._stopping)
 
+    async def reset(self) -> None:
+        """See `Sandbox.reset`; the sandbox's directory is made anew at the next use."""
+        if self._ground.spec.upper is not None:
+            raise SandboxError("a sandbox that began with an upper cannot be reset: create another", boundary="start")
+        async with self._terminal.lock:
+            self._refuse_stopped()
+            await self._python.kill()
+            await self._terminal.kill()
+            self._entry = None
+            if not await asyncio.to_thread(remove_tree, self._ground.directory):
+                raise SandboxError(f"cannot remove {self._ground.directory}", boundary="stop")
+
     async def pack(self, *, paths: Sequence[str] = ("/",), exclude: Sequence[str] = ()) -> PackedLayer:
         """See `Sandbox.pack`; the file lies in the sandbox's own directory."""
         self._refuse_stopped()

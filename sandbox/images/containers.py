@@ -18,6 +18,11 @@ _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 _MAX_JSON = 16 * 1024 * 1024
 _MAX_NESTED = 4
 _OF_ROOTS = frozenset({"bin", "dev", "etc", "home", "lib", "opt", "proc", "root", "sbin", "sys", "tmp", "usr", "var"})
+_UNREADABLE = (
+    KeyError, IndexError, TypeError, AttributeError, ValueError, OSError, RecursionError, tarfile.TarError,
+    msgspec.MsgspecError,
+)  # fmt: skip
+"""What manifests of any form may lead to; recursion by JSON nested without end, or a link to itself."""
 
 
 class Configured(msgspec.Struct, frozen=True):
@@ -111,7 +116,7 @@ def read_container(blobs: Blobs, what: str) -> tuple[list[Layer], Configured]:
             return _read_oci(blobs, what)
         if blobs.has("manifest.json"):
             return _read_docker(blobs, what)
-    except (KeyError, IndexError, TypeError, AttributeError, OSError, msgspec.MsgspecError) as error:
+    except _UNREADABLE as error:
         raise ImageError(f"{what} is no complete image: {type(error).__name__} {error}", boundary="images") from error
     raise ImageError(f"{what} has neither an index.json of OCI nor a manifest.json of `docker save`", boundary="images")
 
@@ -125,7 +130,7 @@ def opened_layer(blobs: Blobs, layer: Layer, what: str) -> Iterator[HashingReade
     """
     try:
         source = blobs.open(layer.name)
-    except (KeyError, OSError) as error:
+    except _UNREADABLE as error:
         raise ImageError(f"{what} lacks its layer {layer.name}", boundary="images") from error
     with source:
         reader = HashingReader(source)
@@ -165,10 +170,11 @@ def _for_this_machine(manifests: list[dict[str, Any]], what: str) -> dict[str, A
 
 def _configured(document: dict[str, Any]) -> Configured:
     config = document.get("config") or {}
-    pairs = [line.partition("=") for line in config.get("Env") or []]
-    return Configured(
-        {name: value for name, _, value in pairs if name.isidentifier()}, config.get("WorkingDir") or None
-    )
+    lines, workdir = config.get("Env") or [], config.get("WorkingDir") or None
+    if any(not isinstance(text, str) or "\0" in text for text in (*lines, workdir or "")):
+        raise ValueError("Env and WorkingDir must be texts without NUL")
+    pairs = [line.partition("=") for line in lines]
+    return Configured({name: value for name, _, value in pairs if name.isidentifier()}, workdir)
 
 
 def _json(blobs: Blobs, name: str) -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from sandbox.errors import ImageError
+from sandbox.errors import ImageError, SandboxError
 from sandbox.images.containers import (
     ArchiveBlobs,
     Blobs,
@@ -67,10 +67,20 @@ def pack_image(source: Path, out_file: Path, scratch: Path) -> PackedImage:
         writer.finish()
         layer = pack({b"": root}, out_file, max_bytes=2 * MAX_BYTES)
         return PackedImage(layer, configured, writer.dropped)
-    except OSError as error:
-        raise ImageError(f"{source} cannot be imported: {error}", boundary="images") from error
+    except SandboxError as error:
+        if str(error).isprintable():
+            raise
+        raise ImageError(_one_line(str(error)), boundary="images") from error
+    except (OSError, ValueError, RecursionError, tarfile.TarError) as error:
+        said = _one_line(f"{source} cannot be imported: {error}")
+        raise ImageError(said, boundary="images") from error
     finally:
         remove_tree(home)
+
+
+def _one_line(text: str) -> str:
+    """A message without line ends and control characters, which names in an image may hold."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def _read(source: Path, writer: RootWriter, home: Path) -> Configured:
@@ -157,4 +167,7 @@ def _complaint(command: list[str], env: dict[str, str], cwd: Path) -> str | None
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return f"not done within {_SIF_TIMEOUT_S:g} s"
-    return None if done.returncode == 0 else " ".join(done.stdout.decode("utf-8", "replace").split())[-400:]
+    if done.returncode == 0:
+        return None
+    said = "".join(one for one in done.stdout.decode("utf-8", "replace") if one.isprintable() or one.isspace())
+    return " ".join(said.split())[-400:] or f"it ended with {done.returncode} and said nothing"

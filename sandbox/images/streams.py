@@ -6,18 +6,20 @@ import bz2
 import gzip
 import hashlib
 import lzma
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from sandbox.errors import ImageError
-from sandbox.layers import decompressed
+from sandbox.layers import DamagedStream, decompressed
 
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _SKIPPABLE = b"\x2a\x4d\x18"
 _SIF_MAGIC_AT, _SIF_MAGIC = 32, b"SIF_MAGIC"
 _HEAD = 64
+_DAMAGED = (EOFError, ValueError, lzma.LZMAError, zlib.error, DamagedStream)
 
 
 class HashingReader:
@@ -61,9 +63,34 @@ class HashingReader:
         return data
 
 
+class _Plain:
+    """Reads a decompressor, whose errors it tells from those of the file system and of who reads."""
+
+    def __init__(self, source: BinaryIO, what: str) -> None:
+        self._source, self._what = source, what
+
+    def read(self, size: int = -1) -> bytes:
+        """As of any stream; ImageError where the data is damaged."""
+        try:
+            return self._source.read(size)
+        except _DAMAGED as error:
+            raise self._damaged(error) from error
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            raise self._damaged(error) from error  # how gzip and bzip2 say it
+
+    def _damaged(self, error: Exception) -> ImageError:
+        return ImageError(f"{self._what} is damaged: {error}", boundary="images")
+
+
 def is_sif(head: bytes) -> bool:
     """The first bytes are those of a Singularity image file."""
     return head[_SIF_MAGIC_AT : _SIF_MAGIC_AT + len(_SIF_MAGIC)] == _SIF_MAGIC
+
+
+def _checked(stream: object, what: str) -> BinaryIO:
+    return cast(BinaryIO, _Plain(cast(BinaryIO, stream), what))
 
 
 @contextmanager
@@ -78,18 +105,18 @@ def plain(reader: HashingReader, what: str) -> Iterator[BinaryIO]:
     try:
         if head.startswith(b"\x1f\x8b"):
             with gzip.open(source) as stream:
-                yield cast(BinaryIO, stream)
+                yield _checked(stream, what)
         elif head.startswith(b"BZh"):
             with bz2.open(source) as stream:
-                yield cast(BinaryIO, stream)
+                yield _checked(stream, what)
         elif head.startswith(b"\xfd7zXZ"):
             with lzma.open(source) as stream:
-                yield cast(BinaryIO, stream)
+                yield _checked(stream, what)
         elif head.startswith(_ZSTD) or head[1:4] == _SKIPPABLE:
-            yield decompressed(source)
+            yield _checked(decompressed(source), what)
         else:
             yield source
-    except (EOFError, lzma.LZMAError, ValueError, gzip.BadGzipFile) as error:
+    except _DAMAGED as error:
         raise ImageError(f"{what} is damaged: {error}", boundary="images") from error
 
 

@@ -71,7 +71,7 @@ def build(target: Path) -> None:
         for file in distribution.files or ()
         if not {"..", "__pycache__", "tests"} & set(file.parts) and not file.is_absolute()
     ]
-    spare = _warm() if any(_compiled(source) is None for source, _ in files if source.stem in FIRST) else set()
+    spare = warm() if any(_compiled(source) is None for source, _ in files if source.stem in FIRST) else set()
     for source, place in files:
         if source.is_file():
             _link(source, place)
@@ -94,7 +94,7 @@ def _lend_libraries(target: Path) -> None:
                 _link(library, target / name)
 
 
-def _warm() -> set[Path]:
+def warm() -> set[Path]:
     """Import what a kernel loads; the files that were loaded."""
     for name in WARMED:
         with contextlib.suppress(ImportError):  # of another version, or of a library that only the image may have

@@ -8,9 +8,9 @@ from sandbox.protocols import Sandbox
 from stages.errors import PolicyTimeoutError
 from stages.protocols import Limits, Model, Row, Task
 from stages.trajectory import Message, ToolCall
-from workflows.tools import bash
+from workflows.tools import bash, python
 
-_TOOLS = {bash.NAME: bash.call}
+_TOOLS = {bash.NAME: bash.call, python.NAME: python.call}
 """How each tool that a task may offer is called."""
 
 

@@ -14,6 +14,7 @@ from tests.integration.sandbox.grounds import backend_named, in_sandbox
 
 HOSTILE = Path(__file__).with_name("hostile_kernel.py")
 LIMITS = SandboxLimits(interrupt_grace_s=0.3, kill_grace_s=0.4, start_s=8.0)
+SPEC = SandboxSpec(limits=LIMITS, env={"PATH": "/work/bin:/usr/local/bin:/usr/bin:/bin"})
 AT_START = {
     "silent": "did not answer within 8 s",
     "noise": "greeting is not ZeroMQ's",
@@ -35,9 +36,7 @@ def rss_mib() -> float:
 
 async def take_over(sandbox: Sandbox, mode: str) -> None:
     """What an agent does in a sandbox of its own: another program in python3's place."""
-    await sandbox.files.write(
-        "/usr/local/bin/python3", HOSTILE.read_text().replace('"silent"', repr(mode), 1), mode=0o755
-    )
+    await sandbox.files.write("/work/bin/python3", HOSTILE.read_text().replace('"silent"', repr(mode), 1), mode=0o755)
 
 
 @pytest.mark.parametrize("mode", AT_START)
@@ -50,10 +49,10 @@ def test_a_hostile_start_ends_the_kernel_and_nothing_else(isolating: str, tmp_pa
             await sandbox.python.run("1")
         assert rss_mib() - before < 48
         assert (await sandbox.shell.run("echo $KEPT; pgrep -f ROLLMILL || true")).output == "yes\n"
-        await sandbox.shell.run("rm /usr/local/bin/python3")
+        await sandbox.shell.run("rm /work/bin/python3")
         assert (await sandbox.python.run("1+1")).text == "2\n"
 
-    in_sandbox(isolating, tmp_path, body, SandboxSpec(limits=LIMITS))
+    in_sandbox(isolating, tmp_path, body, SPEC)
 
 
 @pytest.mark.parametrize(("mode", "text"), [("flood", "flood\nflood\n"), ("images", "images left out"), ("late", "")])
@@ -61,8 +60,8 @@ def test_a_flood_starves_nobody(tmp_path: Path, mode: str, text: str) -> None:
     async def scenario() -> None:
         async with (
             backend_named("bubblewrap", tmp_path) as backend,
-            backend.create(SandboxSpec(limits=LIMITS)) as hostile,
-            backend.create(SandboxSpec(limits=LIMITS)) as other,
+            backend.create(SPEC) as hostile,
+            backend.create(SPEC) as other,
         ):
             await other.python.run("1")
             await take_over(hostile, mode)

@@ -104,7 +104,7 @@ def test_a_sif_is_what_it_was_built_from(tmp_path: Path) -> None:
 
 
 def test_a_damaged_sif_is_refused_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "image.sif").write_bytes(bytes(32) + b"SIF_MAGIC" + bytes(500))
-    with pytest.raises(ImageError, match="apptainer cannot unpack") as caught:
+    (tmp_path / "image.sif").write_bytes(bytes(32) + b"SIF_MAGIC" + bytes(5000))
+    with pytest.raises(ImageError, match=r"apptainer cannot unpack \S+: \S+") as caught:
         pack_image(tmp_path / "image.sif", tmp_path / "image.tar.zst", tmp_path / "scratch")
     assert "\n" not in str(caught.value)

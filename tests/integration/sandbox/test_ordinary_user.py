@@ -73,6 +73,8 @@ def copy() -> Iterator[Path]:
                 if ".." not in file.parts and "__pycache__" not in file.parts:
                     (home / "site" / file).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy(str(distribution.locate_file(file)), home / "site" / file)
+        warm = "from sandbox.kernel.distributions import warm; warm()"  # that user cannot write compiled files there
+        subprocess.run([readable_python(), "-c", warm], env={"PYTHONPATH": f"{home}/code:{home}/site"}, check=True)
         image = pack({b"": cached_root()}, home / "image.tar.zst")
         (home / "image.tar.zst").rename(home / PACKED_IMAGE.format(image.digest.removeprefix("sha256:")))
         subprocess.run(["chmod", "-R", "a+rX", str(home)], check=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from sandbox.errors import ShellDied
 from sandbox.protocols import SandboxSpec
 from tests.integration.sandbox.grounds import BACKENDS, ISOLATING, QUICK, alive, backend_named, wait_until
 
@@ -98,8 +99,10 @@ def test_a_killed_spawner_takes_its_sandboxes_along_and_another_takes_over(isola
             family = descendants(spawner)
             os.kill(spawner, signal.SIGKILL)
             await asyncio.to_thread(wait_until, "all has gone", lambda: not any(alive(pid) for pid in family))
-            assert (await sandbox.shell.run("true")).restarted
-            assert (await sandbox.shell.run("cat file")).output == "kept\n"
+            with pytest.raises(ShellDied, match="ended from outside by signal 9"):
+                await sandbox.shell.run("true")
+            async with backend.create(SandboxSpec(limits=QUICK)) as other:
+                assert (await other.shell.run("echo fresh")).output == "fresh\n"
 
     asyncio.run(scenario())
     assert list(tmp_path.iterdir()) == []

@@ -191,3 +191,12 @@ def test_directories_without_permissions_do_not_keep_the_grader_out(tmp_path: Pa
     (layer / "w/a").chmod(0)
     Protection(WORKSPACE, PROTECTED).apply(layer, [])
     assert stat.S_IMODE((layer / "w/a").stat().st_mode) == 0o700
+
+
+def test_files_that_their_owner_may_not_read_do_not_keep_the_grader_out(tmp_path: Path) -> None:
+    layer = write({"w": {"a": {"x": "mine", "y": "mine", "l": ("link", "/etc/passwd")}}}, tmp_path / "layer")
+    (layer / "w/a/x").chmod(0o030)
+    (layer / "w/a/y").chmod(0o755)
+    Protection(WORKSPACE, PROTECTED).apply(layer, [])
+    assert [stat.S_IMODE((layer / "w/a" / name).stat().st_mode) for name in "xy"] == [0o430, 0o755]
+    assert (layer / "w/a/l").is_symlink()
