@@ -5,9 +5,11 @@ from __future__ import annotations
 import fcntl
 import socket
 import struct
+import sys
 
 from conf.schema import Config
 from launch.errors import LaunchError
+from launch.slurm.shapes import jobs_of
 
 _SIOCGIFADDR = 0x8915
 _ELSEWHERE = ("192.0.2.1", 9)
@@ -18,13 +20,42 @@ def listen_address(config: Config) -> str:
     """The IPv4 address that this node's servers bind and publish.
 
     Raises:
-        LaunchError: the configured interface has no address here.
+        LaunchError: the configured interface has no address here, or this node has several and none is the obvious one.
     """
     if config.placement.name == "local":
         return "127.0.0.1"
     if config.cluster.interface:
         return _of_interface(config.cluster.interface)
-    return _of_this_host()
+    found = _of_this_host()
+    if found.startswith("127.") and not _is_one_node(config):
+        _refuse_loopback()
+    return found
+
+
+def _is_one_node(config: Config) -> bool:
+    return config.placement.name == "colocated" and jobs_of(config, "colocated")[0].nodes == 1
+
+
+def _refuse_loopback() -> None:
+    """Other nodes cannot reach this one by its loopback; where it has nothing else, they may all be this machine."""
+    host = socket.gethostname()
+    others = [name for _, name in socket.if_nameindex() if not _of(name).startswith(("127.", "none"))]
+    if others:
+        raise LaunchError(
+            f"{host}: its name stands for the loopback address alone and no route leads out of it, so that other nodes "
+            f"would not reach it; set cluster.interface to one of {', '.join(others)}"
+        )
+    sys.stderr.write(
+        f"rollmill: {host} has the loopback address alone: no other node reaches it; cluster.interface names another\n"
+    )
+
+
+def _of(name: str) -> str:
+    """An interface's address, or "none"."""
+    try:
+        return _of_interface(name)
+    except LaunchError:
+        return "none"
 
 
 def _of_interface(name: str) -> str:

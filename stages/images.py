@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -25,6 +26,8 @@ from stages.layout import StoreLayout
 HOST = "host"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,119}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_LONGEST_FILE = 160
+"""Characters of a name's file: 255 less what the name of a temporary file beside it adds."""
 _COPY_BYTES = 8 * 1024 * 1024
 _SHOWN_NAMES = 8
 
@@ -99,15 +102,22 @@ class ImageStore:
                 f"{name!r} is no image name: use letters, digits and ._:/@+- (not {HOST!r}, no digest)",
                 boundary="images",
             )
-        if scratch is not None:
-            scratch.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="rollmill-image-", dir=scratch) as place:
+        file = self._layout.image_name(name).name
+        if len(file) > _LONGEST_FILE:
+            raise ImageError(
+                f"{name!r} is too long for a name: its file {file[:20]}... would have {len(file)} characters, "
+                f"the most is {_LONGEST_FILE}: use fewer of /:@+",
+                boundary="images",
+            )
+        with _scratch(scratch) as place:
             packed = pack_image(source, Path(place) / "image.tar.zst", Path(place))
-            for directory in self._layout.directories:
-                sharedfs.make_dirs(directory)
-            config = self._publish(packed)
+            with self._written():
+                for directory in self._layout.directories:
+                    sharedfs.make_dirs(directory)
+                config = self._publish(packed)
         record = ImageName(name, packed.layer.digest, str(source.absolute()), time.time())
-        self._name(record, replace)
+        with self._written():
+            self._name(record, replace)
         return Imported(record, config, packed.dropped)
 
     def names(self) -> list[tuple[ImageName, ImageConfig]]:
@@ -116,6 +126,11 @@ class ImageStore:
             files = sharedfs.list_dir(self._layout.image_names)
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise ImageError(
+                f"{self._layout.root} cannot be read as a store: {error.strerror}: give another --store",
+                boundary="images",
+            ) from error
         found = sorted(unquote(file.removesuffix(".json")) for file in files if file.endswith(".json"))
         records = [self._record(name) for name in found if not name.startswith(".")]
         return [(record, self._config(record.digest)) for record in records if record is not None]
@@ -176,6 +191,18 @@ class ImageStore:
                         unpack(file, directory, digest=digest, max_bytes=2 * MAX_BYTES, max_entries=2 * MAX_ENTRIES)
         return UnpackedImage(str(directory), self._config(digest).env)
 
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        """Say of what goes wrong that the store cannot be written."""
+        try:
+            yield
+        except (OSError, RecursionError) as error:  # recursion: a place where no directory can be, such as /proc
+            why = error.strerror if isinstance(error, OSError) and error.strerror else "no directory can be made there"
+            raise ImageError(
+                f"the store {self._layout.root} cannot be written: {why}: give a directory of yours as --store",
+                boundary="images",
+            ) from error
+
     def _publish(self, packed: PackedImage) -> ImageConfig:
         """Put the blob and its configuration into the store; the first configuration of a content stays."""
         sha256 = _hex(packed.layer.digest)
@@ -221,6 +248,10 @@ class ImageStore:
             return msgspec.json.decode(sharedfs.read_bytes(path), type=ImageName)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:  # a name that could not be given
+                return None
+            raise
         except msgspec.MsgspecError as error:
             raise ImageError(
                 f"{path} is damaged: {error}; import {name} again with --replace", boundary="images"
@@ -260,6 +291,23 @@ class ImageStore:
         if not sharedfs.exists(blob):
             raise self._missing(digest)
         return blob
+
+
+@contextmanager
+def _scratch(parent: Path | None) -> Iterator[str]:
+    """A directory on a local disk that goes away in the end."""
+    try:
+        if parent is not None:
+            parent.mkdir(parents=True, exist_ok=True)
+        made = tempfile.TemporaryDirectory(prefix="rollmill-image-", dir=parent)
+    except OSError as error:
+        raise ImageError(
+            f"no scratch directory can be made in {parent or tempfile.gettempdir()}: {error.strerror}: "
+            "give a directory of yours as --scratch",
+            boundary="images",
+        ) from error
+    with made as place:
+        yield place
 
 
 @contextmanager

@@ -21,6 +21,8 @@ class Added:
     job_id: str
     first: int
     workers: int
+    settled: bool = False
+    """Whether those of its workers that are not there will not come any more: nobody waits for them."""
 
 
 @dataclass(frozen=True)
@@ -62,17 +64,13 @@ class Controller:
             added: the jobs that were added and not ended.
             submissions_left: how many jobs the run may still submit within this hour.
         """
-        leases = {
-            int(match[1]): int(member.get("leases", 0))
-            for member in status.get("members") or ()
-            if (match := _MEMBER.match(str(member.get("id"))))
-        }
+        leases = leases_of(status)
         queued = int(status["stages"]["run"]["queued"])
         idle = self._idle_long_enough(now, queued, leases, added)
         if now < self._quiet_until:
             return None
         there = sum(job.workers for job in added)
-        waiting = there > sum(_present(job, leases) for job in added)
+        waiting = any(job.workers > _present(job, leases) for job in added if not job.settled)
         if queued > self.keys.queue * max(1, len(leases)) and there < self.keys.max and not waiting:
             if submissions_left < 1:
                 return None
@@ -96,6 +94,15 @@ class Controller:
             elif now - self._idle_since.setdefault(job.job_id, now) >= self.keys.idle_s:
                 found = job.job_id
         return found
+
+
+def leases_of(status: Mapping[str, Any]) -> dict[int, int]:
+    """What each RUN worker that the router has heard of holds, by its number."""
+    return {
+        int(match[1]): int(member.get("leases", 0))
+        for member in status.get("members") or ()
+        if (match := _MEMBER.match(str(member.get("id"))))
+    }
 
 
 def _present(job: Added, leases: Mapping[int, int]) -> int:

@@ -123,7 +123,7 @@ class Continuing:
         gone = [job for job in jobs if not job.state.holds_nodes]
         if not gone:
             return None
-        if len(gone) == len(jobs) and any(job.state.waiting for job in jobs):
+        if any(job.het_offset == 0 and job.state.waiting for job in jobs):  # this very component, which still runs
             return ""
         said = ", ".join(f"{self._component(job)} ({job.job_id}) is {job.state.value}" for job in gone)
         return f"half of the job is gone: {said}"

@@ -11,14 +11,15 @@ from typing import Any, Final
 from conf.schema import Config
 from launch.errors import CommandError, LaunchError
 from launch.slurm import record
-from launch.slurm.autoscale import Added, Controller, Grow, Shrink
+from launch.slurm.autoscale import Added, Controller, Grow, Shrink, leases_of
 from launch.slurm.client import open_client
-from launch.slurm.client.protocol import SlurmClient
 from launch.slurm.record import Submission
 from launch.slurm.shapes import PoolName, Share, added_job, jobs_of
 from stages.layout import RunLayout
 
 LOOK_S: Final = 5.0
+UNSEEN_S: Final = 600.0
+"""How long added workers may be unseen before Slurm is asked whether their job lives, and between two such questions."""
 
 
 async def grow(config: Config, layout: RunLayout, pool: PoolName, workers: int, partition: str | None) -> Submission:
@@ -52,12 +53,12 @@ def _code(submissions: list[Submission]) -> str:
     return next((one.code for one in reversed(submissions) if one.control), "")
 
 
-async def shrink(client: SlurmClient, layout: RunLayout, ids: list[str]) -> None:
+async def shrink(layout: RunLayout, ending: list[Submission]) -> None:
     """End added jobs; their workers hand over what they hold within Slurm's own grace (KillWait)."""
-    await client.cancel(ids)
-    for one in await asyncio.to_thread(record.read, layout):
-        if one.job_id in ids:
-            await asyncio.to_thread(record.forget, layout, one)
+    for clusters, ids in record.by_clusters(ending).items():
+        await open_client(clusters).cancel(ids)
+    for one in ending:
+        await asyncio.to_thread(record.forget, layout, one)
 
 
 def added_jobs(submissions: list[Submission], pool: str) -> list[Submission]:
@@ -91,7 +92,7 @@ async def scale(config: Config, layout: RunLayout, pool: PoolName, change: int) 
     ending: list[Submission] = []
     while added and sum(one.workers for one in ending) < -change:
         ending.append(added.pop())
-    await shrink(open_client(config.cluster.clusters), layout, [one.job_id for one in ending])
+    await shrink(layout, ending)
     return f"{sum(one.workers for one in ending)} added {pool} workers end: job " + ", ".join(o.job_id for o in ending)
 
 
@@ -107,8 +108,9 @@ class Autoscaler:
         self._config, self._layout = config, layout
         keys = config.pools.run
         self._controller = Controller(keys.autoscale, max(1, keys.workers))
-        self._client = open_client(config.cluster.clusters)
         self._looked = 0.0
+        self._came: set[str] = set()
+        self._asked: dict[str, float] = {}
 
     async def look(self, status: Mapping[str, Any]) -> None:
         """Act at most once; what Slurm refuses is said and tried again later."""
@@ -116,21 +118,59 @@ class Autoscaler:
         if now - self._looked < LOOK_S or status.get("state") != "running":
             return
         self._looked = now
-        submissions = await asyncio.to_thread(record.read, self._layout, forgotten=True)
-        there = [one for one in added_jobs(submissions, "run") if not one.forgotten]
-        added = [Added(one.job_id, one.first, one.workers) for one in there]
-        left = self._config.cluster.max_submissions_per_hour - record.in_last_hour(submissions)
-        decided = self._controller.decide(now, status, added, left)
         try:
+            submissions = await asyncio.to_thread(record.read, self._layout, forgotten=True)
+            there = [one for one in added_jobs(submissions, "run") if not one.forgotten]
+            numbers = set(leases_of(status))
+            there = await self._without_dead(now, there, numbers)
+            added = [
+                Added(one.job_id, one.first, one.workers, _is_late(one) and bool(numbers & _numbers(one)))
+                for one in there
+            ]
+            left = self._config.cluster.max_submissions_per_hour - record.in_last_hour(submissions)
+            decided = self._controller.decide(now, status, added, left)
             if isinstance(decided, Grow):
                 partition = self._config.pools.run.autoscale.partition
                 made = await grow(self._config, self._layout, "run", decided.workers, partition)
                 _say(f"{decided.workers} more RUN workers asked for: job {made.job_id}")
             elif isinstance(decided, Shrink):
-                await shrink(self._client, self._layout, [decided.job_id])
+                await shrink(self._layout, [one for one in there if one.job_id == decided.job_id])
                 _say(f"the added RUN workers of job {decided.job_id} were idle: ended")
-        except LaunchError as error:
+        except (LaunchError, OSError) as error:
             _say(f"the RUN pool stays as it is: {error}")
+
+    async def _without_dead(self, now: float, there: list[Submission], numbers: set[int]) -> list[Submission]:
+        """The added jobs that may still bring workers: one whose workers are missing is asked for, and may be forgotten.
+
+        Missing are workers that did not come within minutes, or came and left while others stay.
+        """
+        doubtful: list[Submission] = []
+        for one in there:
+            if numbers & _numbers(one):
+                self._came.add(one.job_id)
+                continue
+            missing = bool(numbers) if one.job_id in self._came else _is_late(one)
+            if missing and now - self._asked.get(one.job_id, -UNSEEN_S) >= UNSEEN_S:
+                self._asked[one.job_id] = now
+                doubtful.append(one)
+        dead: set[str] = set()
+        for clusters, ids in record.by_clusters(doubtful).items():
+            since = min(one.submitted_at for one in doubtful)
+            jobs = await open_client(clusters).jobs(ids, since=since)
+            dead |= set(ids) - {job.leader_id for job in jobs if not job.state.ended}
+        for one in doubtful:
+            if one.job_id in dead:
+                await asyncio.to_thread(record.forget, self._layout, one)
+                _say(f"added job {one.job_id} has ended: its {one.workers} RUN workers do not count any more")
+        return [one for one in there if one.job_id not in dead]
+
+
+def _numbers(one: Submission) -> set[int]:
+    return set(range(one.first, one.first + one.workers))
+
+
+def _is_late(one: Submission) -> bool:
+    return time.time() - one.submitted_at > UNSEEN_S
 
 
 def _say(text: str) -> None:

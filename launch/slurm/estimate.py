@@ -7,7 +7,7 @@ components starts no earlier than the latest of them. Nothing is submitted and n
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
@@ -132,8 +132,3 @@ def read_start(job: str, code: int, said: str, now: datetime) -> Start:
         nodes = ",".join(dict.fromkeys(nodes for _, nodes in matches if nodes))
         return Start(job=job, in_s=max(0, round(max(seconds))), nodes=nodes)
     return Start(job=job, problem=sbatch.first_error(said) or f"sbatch --test-only ended with code {code}")
-
-
-def unavailable(estimates: Sequence[Estimate]) -> bool:
-    """Whether nothing at all could be found out, as where Slurm is not installed or does not answer."""
-    return all(start.in_s is None for one in estimates for start in one.starts)

@@ -26,18 +26,27 @@ def fit(config: Config, job: Job, site: SiteInfo) -> list[Finding]:
 
 
 def is_preemptible(site: SiteInfo, partition: str | None) -> bool:
-    """Whether jobs there may be taken off their nodes for others."""
-    found = site.partition(partition)
-    return found is not None and site.preempt_type != "preempt/none" and _mode(found, site) not in {"", "OFF"}
+    """Whether jobs there may be taken off their nodes for others; of several partitions, in one of them."""
+    return any(_preempts(site, found) for found in site.partitions_of(partition))
 
 
-def _fits(config: Config, component: Component, site: SiteInfo) -> Iterator[Finding]:
-    """Whether the component can ever be had there, alone."""
+def _preempts(site: SiteInfo, partition: Partition) -> bool:
+    return site.preempt_type != "preempt/none" and _mode(partition, site) not in {"", "OFF"}
+
+
+def _fits(config: Config, component: Component, site: SiteInfo) -> list[Finding]:
+    """Whether the component can ever be had there, alone; of several partitions one is enough."""
+    names = [component.partition] if component.partition is None else component.partition.split(",")
+    found = [list(_fits_in(config, component, site, name)) for name in names]
+    return min(found, key=lambda some: (any(one.fatal for one in some), bool(some)))
+
+
+def _fits_in(config: Config, component: Component, site: SiteInfo, name: str | None) -> Iterator[Finding]:
     section = section_of(component)
-    partition = site.partition(component.partition)
+    partition = site.partition(name)
     if partition is None:
         key = f"{section}.partition"
-        named = component.partition or "no partition, and the site has no default one"
+        named = name or "no partition, and the site has no default one"
         names = ", ".join(part.name for part in site.partitions)
         yield Finding(key, f"{key} got {named}; this site has {names}")
         return
@@ -110,8 +119,8 @@ def _apart(config: Config, job: Job, site: SiteInfo) -> Iterator[Finding]:
     """
     pools: dict[str, frozenset[str]] = {}
     for component in job.components:
-        partition = site.partition(component.partition)
-        nodes = _candidates(config, component, partition, site) if partition else []
+        partitions = site.partitions_of(component.partition)
+        nodes = [node for partition in partitions for node in _candidates(config, component, partition, site)]
         pools[component.name] = frozenset(node.name for node in nodes)
     for size in range(2, len(job.components) + 1):
         for some in itertools.combinations(job.components, size):
@@ -130,8 +139,8 @@ def _apart(config: Config, job: Job, site: SiteInfo) -> Iterator[Finding]:
 def _manners(config: Config, job: Job, site: SiteInfo) -> Iterator[Finding]:
     """What will go badly, though it can be had."""
     for component in job.components:
-        partition = site.partition(component.partition)
-        if partition is not None and is_preemptible(site, component.partition):
+        partition = next((one for one in site.partitions_of(component.partition) if _preempts(site, one)), None)
+        if partition is not None:
             yield from _preempted(config, job, component, partition, site)
     if job.het and site.bf_interval_s >= SLOW_BACKFILL_S:
         yield Finding(
@@ -160,6 +169,14 @@ def _preempted(
             key,
             f"{there} gives a preempted job {partition.grace_time_s} s (GraceTime), a drain takes up to {DRAIN_S} s: "
             "turns since the last checkpoint may be done again; set checkpoint.turns=1",
+            fatal=False,
+        )
+    elif not site.signals_preempted and site.kill_wait_s < DRAIN_S and config.checkpoint.turns != 1:
+        yield Finding(
+            key,
+            f"{there} tells a preempted job only by SIGTERM (SlurmctldParameters has no preempt_send_user_signal), and "
+            f"KillWait is {site.kill_wait_s} s where a drain takes up to {DRAIN_S} s: turns since the last checkpoint "
+            "may be done again; set checkpoint.turns=1",
             fatal=False,
         )
     if mode == "CANCEL" and config.cluster.continue_by == "requeue":

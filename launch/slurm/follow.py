@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import time
 from typing import Any, Final
 
 import msgspec
@@ -23,21 +24,41 @@ class RunFailedError(LaunchError):
     """The run has ended and will not go on by itself."""
 
 
-async def follow(watch: RunWatch, layout: RunLayout) -> int:
+class RunAbandonedError(RunFailedError):
+    """The run was to go on, and no job is left that would do so."""
+
+    exit_code = Exit.REQUEUED
+
+
+async def follow(watch: RunWatch, layout: RunLayout, visibility_s: float = 60.0) -> int:
     """Show progress until the run ends; returns its exit code. Ctrl-C leaves the jobs alone.
+
+    `visibility_s` are the seconds that the record of a job submitted elsewhere may take to be seen here: so long a run
+    that was to go on may look abandoned.
 
     Raises:
         RunFailedError: it failed; the first error is quoted.
+        RunAbandonedError: it was to go on, and nothing carries it on.
     """
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
     status: dict[str, Any] = {}
+    abandoned_since: float | None = None
     with Progress(layout.root) as progress:
-        while status.get("state") not in ENDED:
+        while True:
             status = await watch.status()
             if (state := await asyncio.to_thread(_left, layout)) in ENDED:
                 status = {**status, "state": state}
             progress.update(status)
+            abandoned = state == "requeued" and status["state"] == "failed"
+            if not abandoned:
+                abandoned_since = None
+                if status["state"] in ENDED:
+                    break
+            else:
+                abandoned_since = time.monotonic() if abandoned_since is None else abandoned_since
+                if time.monotonic() - abandoned_since >= visibility_s:
+                    raise RunAbandonedError(f"{layout.root}: {status['stuck']}")
             if stop.is_set():
                 progress.say(f"the jobs go on; `rollmill status {layout.root}` shows them, `rollmill cancel` ends them")
                 return Exit.INTERRUPTED

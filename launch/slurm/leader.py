@@ -24,6 +24,8 @@ HAND_OVER_S: Final = 45.0
 """What the steps are given to end in order: a worker's drain and a supervisor's patience with it."""
 EARLY_S: Final = 35.0
 """Slurm's warning may come half a minute before the moment that was asked for (sbatch's manual, --signal)."""
+LINGER_S: Final = 5.0
+"""Between Slurm's SIGTERM and an exit of the batch shell's own."""
 RESERVE_S: Final = 10.0
 """Kept of the time before the limit for ending the steps and for the call that lets the run go on."""
 
@@ -90,16 +92,26 @@ class Leader:
         if not self._ended.is_set() and not self._steps.over("control"):
             await self._hand_over()
         if self._ended.is_set():
-            await self._steps.end(self._patience_s)
-            return 128 + signal.SIGTERM
+            return await self._let_slurm_end()
         code = await self._steps.wait("control", self._patience_s)
         await self._steps.end(self._patience_s)
         if self._ended.is_set():
-            return 128 + signal.SIGTERM
+            return await self._let_slurm_end()
         told = self._told.is_set() or await self._steps_were_told()
         if (told or bool(broken)) and await asyncio.to_thread(self._continuing.was_cut_short, code):
             return await (self._continuing.submit_again(broken) if broken else self._continuing.go_on())
         return await self._continuing.finish(code)
+
+    async def _let_slurm_end(self) -> int:
+        """Slurm ends this job: the steps go in order, and the batch shell not before Slurm is through with the job.
+
+        At a node failure it puts one component after the other back into its queue: a batch shell that ends meanwhile
+        completes those that are not back yet, and half of the job waits for ever (seen on 22.05).
+        """
+        began = time.monotonic()
+        await self._steps.end(self._patience_s)
+        await asyncio.sleep(max(0.0, LINGER_S - (time.monotonic() - began)))
+        return 128 + signal.SIGTERM
 
     async def _refuse(self, why: str) -> int:
         """cluster.changed_code=refuse: nothing is started, and the run is told that this job is missing."""

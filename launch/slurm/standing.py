@@ -1,4 +1,4 @@
-"""How a run's submissions stand in Slurm before another is made: which live, and what is left over and has to go."""
+"""How a run's submissions stand in Slurm before another is made: which of them live, and halves that have to go."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ async def _end(config: Config, layout: RunLayout) -> int:
     from launch.slurm.follow import follow
     from launch.slurm.watch import RunWatch
 
-    return await follow(RunWatch(config, layout), layout)
+    return await follow(RunWatch(config, layout), layout, config.fs.visibility_s)
 
 
 def place(config: Config, layout: RunLayout, run_id: str, reason: str) -> list[Submission]:
@@ -201,8 +201,8 @@ def submit_job(
     _check_rate(layout, cluster.max_submissions_per_hour)
     clusters = record.home(record.read(layout), cluster.clusters)
     exclude = list(dict.fromkeys([*cluster.exclude, *failed_nodes(layout)]))
-    keys = {"extra_sbatch": [*cluster.extra_sbatch, *options], "exclude": exclude, "clusters": clusters}
-    adapted = replace(config, cluster=replace(cluster, **keys))
+    extra = [*cluster.extra_sbatch, *options]
+    adapted = replace(config, cluster=replace(cluster, extra_sbatch=extra, exclude=exclude, clusters=clusters))
     name = render.job_name(run_id, job, secrets.token_hex(2))
     done = executor.submit(
         job, adapted, run_id=run_id, name=name, function=lead, args=(str(layout.root), job.name, job.signal_s)

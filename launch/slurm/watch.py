@@ -27,7 +27,7 @@ from launch.slurm.client.commands import current_user
 from launch.slurm.client.errors import SlurmError
 from launch.slurm.client.protocol import FairShare, JobInfo, SiteInfo, SlurmClient
 from launch.slurm.client.states import JobState
-from launch.slurm.client.verdict import Verdict, half_dead, verdict
+from launch.slurm.client.verdict import ABANDONED, Verdict, half_dead, verdict
 from launch.slurm.record import Submission
 from stages import beacon, sharedfs
 from stages.layout import RunLayout
@@ -70,6 +70,8 @@ class Seen:
     """What Slurm last said of the run."""
 
     jobs: list[JobInfo] = field(default_factory=list)
+    ids: frozenset[str] = frozenset()
+    """Which jobs it was asked about."""
     asked_at: float | None = None
     error: str | None = None
     share: FairShare | None = None
@@ -83,7 +85,7 @@ class RunWatch:
     Args:
         config: the run's.
         layout: its run directory.
-        client: of Slurm; None: by the config's clusters.
+        client: of Slurm; None: of the clusters where its jobs are.
         now: unix seconds.
         draw: a random number from 0 to 1.
     """
@@ -98,7 +100,7 @@ class RunWatch:
         draw: Callable[[], float] = random.random,
     ) -> None:
         self._config, self._layout = config, layout
-        self._client = client if client is not None else open_client(config.cluster.clusters)
+        self._given = client
         self._now, self._draw = now, draw
         self._schedule, self._seen = Schedule(), Seen()
         self._submissions: list[Submission] = []
@@ -131,11 +133,14 @@ class RunWatch:
         if known.get("settled"):
             return known
         completed = int(_mapping(document.get("rollouts")).get("completed") or 0)
-        used = await account(self._client, submissions, completed)
+        used = await account(self._client(submissions[-1]), submissions, completed)
         if used["settled"]:
             with contextlib.suppress(OSError):  # a reader who may not write there still gets the figures
                 await asyncio.to_thread(settle, self._layout, used)
         return {**known, **used}
+
+    def _client(self, submission: Submission) -> SlurmClient:
+        return self._given if self._given is not None else open_client(submission.clusters)
 
     async def _read(self, *, anew: bool = False) -> list[Submission]:
         """The run's submissions; the directory is listed once in half a minute at most, and before every question."""
@@ -161,37 +166,47 @@ class RunWatch:
         since = min(one.submitted_at for one in newest)
         user = await asyncio.to_thread(_owner, self._layout.root)
         try:
-            seen.jobs = await self._client.jobs([one.job_id for one in newest], user=user, since=since)
-            seen.error = None
+            jobs: list[JobInfo] = []
+            for ids in record.by_clusters(newest).values():
+                one = next(one for one in newest if one.job_id == ids[0])
+                jobs += await self._client(one).jobs(ids, user=user, since=since)
+            seen.jobs, seen.ids, seen.error = jobs, frozenset(one.job_id for one in newest), None
         except SlurmError as error:
             seen.error = str(error)
         now = seen.asked_at = self._now()
         self._schedule.asked(now, self._draw(), changed=before != {job.job_id: job.state for job in seen.jobs})
         if seen.error is None and any(job.state.waiting for job in seen.jobs):
-            await self._ask_why(user)
+            await self._ask_why(user, self._client(newest[-1]))
 
-    async def _ask_why(self, user: str) -> None:
+    async def _ask_why(self, user: str, client: SlurmClient) -> None:
         seen = self._seen
         if self._now() - seen.extras_at < EXTRAS_S:
             return
         seen.extras_at = self._now()
         waiting = next(job for job in seen.jobs if job.state.waiting)
         try:
-            seen.share = await self._client.fair_share(user, waiting.account or None)
-            seen.site = await self._client.site()
+            seen.share = await client.fair_share(user, waiting.account or None)
+            seen.site = await client.site()
         except SlurmError as error:
             seen.error = str(error)
 
     async def _verdict(self, document: Mapping[str, Any], submissions: Sequence[Submission], *, final: bool) -> Verdict:
         own, seen = str(document.get("state") or "starting"), self._seen
         control = {one.job_id for one in record.current(list(submissions)) if one.control}
-        if seen.error is None and seen.asked_at is not None and not final and self._gone(control):
-            return await self._forgotten(own, control)
+        if seen.error is None and seen.asked_at is not None and self._gone(control):
+            if not final:
+                return await self._forgotten(own, control)
+            if own == "requeued":
+                return Verdict("failed", ABANDONED)
+        if final and own == "requeued" and not control <= seen.ids:  # a successor that Slurm was not asked about yet
+            return Verdict(own)
         continued = submissions[-1].reason in {"continue", "resume"}
         return verdict(own, seen.jobs, control=control, final=final, continued=continued)
 
     def _gone(self, control: set[str]) -> bool:
         """Whether Slurm answered and knows nothing of the jobs that may hold the router."""
+        if not control <= self._seen.ids:  # submitted since
+            return False
         return not any(job.leader_id in control or not control for job in self._seen.jobs)
 
     async def _forgotten(self, own: str, control: set[str]) -> Verdict:

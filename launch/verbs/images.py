@@ -29,13 +29,21 @@ def run(name: str, args: Sequence[str]) -> int:
     from stages.images import ImageStore
     from stages.layout import StoreLayout
 
-    store = Path(chosen.store).expanduser().absolute()
+    store = _path(chosen.store).absolute()
     try:
         if chosen.command == "prefetch":
             return _prefetch(StoreLayout(store), chosen.names, chosen)
         return _COMMANDS[chosen.command](ImageStore(StoreLayout(store)), chosen.names, chosen)
     except SandboxError as error:
         raise CommandError(str(error)) from error
+
+
+def _path(text: str) -> Path:
+    """A path that may begin with somebody's home."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise CommandError(f"{text}: there is no such home directory: give a path from / or from here") from error
 
 
 class _Chosen:
@@ -74,7 +82,7 @@ def _parse(name: str, args: Sequence[str]) -> _Chosen:
 def _import(images: ImageStore, names: list[str], chosen: _Chosen) -> int:
     if len(names) != 2:
         raise CommandError("import takes NAME and SOURCE; see rollmill images --help")
-    done = images.add(names[0], Path(names[1]).expanduser(), replace=chosen.replace, scratch=chosen.scratch)
+    done = images.add(names[0], _path(names[1]), replace=chosen.replace, scratch=chosen.scratch)
     left_out = f", {done.dropped} devices, FIFOs or sockets left out" if done.dropped else ""
     sys.stdout.write(
         f"{done.name.name} {done.name.digest} {done.config.entries} names, {done.config.tar_bytes} bytes, "
@@ -119,7 +127,7 @@ def _prefetch(store: StoreLayout, names: list[str], chosen: _Chosen) -> int:
     failed = 0
     try:
         target = asyncio.run(_target(store, chosen))
-        for row in prefetch(Path(names[0]).expanduser(), store.wheels, target):
+        for row in prefetch(_path(names[0]), store.wheels, target):
             failed += bool(row.error)
             said = f"FAILED: {row.error}" if row.error else f"{row.wheels} wheels"
             sys.stdout.write(f"{row.task_id} {said}\n")

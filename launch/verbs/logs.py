@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import time
@@ -15,6 +16,7 @@ from launch.verbs.arguments import verb_parser
 
 _POLL_S = 0.5
 _TAIL_BYTES = 256 * 1024
+_SILENT_POLLS = 120
 
 
 def run(name: str, args: Sequence[str]) -> int:
@@ -66,14 +68,26 @@ def last_lines(file: Path, count: int) -> list[str]:
 
 
 def follow(files: Callable[[], list[Path]], wait: Callable[[float], object] = time.sleep) -> Iterator[tuple[Path, str]]:
-    """Lines written from now on, for ever; a file that appears later is read from its beginning."""
+    """Lines written from now on, for ever; a file that appears later is read from its beginning.
+
+    The run may start again meanwhile: then the new attempt's files come too, and the old ones until they are silent.
+    """
     places = {file: file.stat().st_size for file in files()}
     torn: dict[Path, bytes] = {}
+    silent: dict[Path, int] = dict.fromkeys(places, 0)
     while True:
-        for file in files():
-            with file.open("rb") as stream:
-                stream.seek(places.get(file, 0))
-                fresh = stream.read()
+        with contextlib.suppress(CommandError):  # an attempt whose logs of this stage are still to come
+            silent |= dict.fromkeys(files(), 0)
+        for file in list(silent):
+            try:
+                with file.open("rb") as stream:
+                    stream.seek(places.get(file, 0))
+                    fresh = stream.read()
+            except FileNotFoundError:
+                fresh = b""
+            silent[file] = 0 if fresh else silent[file] + 1
+            if silent[file] > _SILENT_POLLS:
+                del silent[file]
             places[file] = places.get(file, 0) + len(fresh)
             *lines, torn[file] = (torn.get(file, b"") + fresh).split(b"\n")
             for line in lines:

@@ -122,7 +122,12 @@ async def test_the_site_and_a_users_share(cluster: Cluster) -> None:
     client = commands(cluster)
     site = await client.site()
     assert site.version[:2] == cluster.version
-    assert (site.accounting, site.bf_interval_s, site.min_job_age_s) == (True, cluster.spec.bf_interval_s, 600)
+    assert (site.accounting, site.bf_interval_s, site.kill_wait_s) == (
+        True,
+        cluster.spec.bf_interval_s,
+        cluster.spec.kill_wait_s,
+    )
+    assert site.signals_preempted
     assert {node.name for node in site.nodes} == set(cluster.spec.nodes)
     cpu, gpu, preempt = site.partition(None), site.partition("gpu"), site.partition("preempt")
     assert cpu is not None

@@ -89,62 +89,6 @@ def test_usr2_reaches_either_the_steps_or_the_batch_shell(cluster: Cluster) -> N
     assert heard.of("batch") == ["USR2"]
 
 
-def test_preemption_warns_the_batch_shell_then_ends_all_and_starts_anew(cluster: Cluster) -> None:
-    heard = Heard(cluster)
-    options = ["--requeue", "-ppreempt", "-wgpu1", "--signal=B:USR2@60", ":", "-ppreempt", "-wgpu2"]
-    job = cluster.submit("alice", STEPS, *options)
-    heard.ready(3)
-    cluster.submit("bob", "#!/bin/bash\nsleep 2\n", "-phigh", "-wgpu2", "--exclusive")
-    poll(lambda: heard.of("batch")[:1] and heard.of("batch"), "the batch shell hears of it", 30)
-    assert set(heard.of("batch")) <= {"USR2", "CONT"}
-    assert heard.of("step0") == heard.of("step1") == []
-    assert "PreemptTime=2" in cluster.ask("scontrol", "show", "job", job)  # how a warning is told from a time limit's
-    poll(lambda: heard.restarts("batch") == [0, 1], "the job starts again", 90)
-    assert "TERM" in heard.of("step0") and "TERM" in heard.of("step1") and "TERM" in heard.of("batch")
-
-
-def test_a_job_that_requeues_itself_within_the_grace_comes_back(cluster: Cluster) -> None:
-    heard = Heard(cluster)
-    script = """#!/bin/bash
-echo "batch ready $SLURMD_NODENAME ${SLURM_RESTART_COUNT:-0}" >> log
-trap 'echo batch USR2 >> log; scontrol requeue $SLURM_JOB_ID; exit 75' USR2
-while :; do sleep 0.1; done
-"""
-    job = cluster.submit("alice", script, "--requeue", "-ppreempt", "-wgpu1", "--signal=B:USR2@60")
-    heard.ready(1)
-    cluster.submit("bob", "#!/bin/bash\n", "-phigh", "-wgpu1", "--exclusive")
-    poll(lambda: heard.restarts("batch") == [0, 1], "the job starts again", 60)
-    records = cluster.ask("sacct", "-nXPDj", job, "-o", "State").split()
-    assert records[0] == "REQUEUED", records
-
-
-def test_time_limit_warns_the_batch_shell_alone(cluster: Cluster) -> None:
-    heard = Heard(cluster)
-    # Slurm looks each 30 s, so that the warning comes up to 30 s early.
-    job = cluster.submit("alice", STEPS, "-t1", "--signal=B:USR2@50")
-    heard.ready(2)
-    poll(lambda: "USR2" in heard.of("batch"), "the warning", 58)
-    assert heard.of("step") == []
-    assert "PreemptTime=2" not in cluster.ask("scontrol", "show", "job", job)
-
-
-def test_lost_node_takes_the_het_job_along_and_it_is_requeued(cluster: Cluster) -> None:
-    heard = Heard(cluster)
-    job = cluster.submit("alice", STEPS, "--requeue", "-wcpu1", ":", "-wcpu2")
-    heard.ready(3)
-    before = len(cluster.job_processes())
-    cluster.kill_node("cpu2")
-    assert len(cluster.job_processes()) < before
-    assert heard.of("batch") == heard.of("step0") == []
-    cluster.await_node("cpu2", "down*")
-    poll(lambda: "TERM" in heard.of("batch"), "the batch shell hears of it", 30)
-    cluster.await_state(job, "PENDING")
-    cluster.start_node("cpu2")
-    poll(lambda: heard.restarts("batch") == [0, 1], "the job starts again", 60)
-    records = cluster.ask("sacct", "-nXPDj", job, "-o", "State").split()
-    assert records[:2] == ["NODE_FAIL", "NODE_FAIL"], records
-
-
 def test_calls_are_counted_by_user(cluster: Cluster) -> None:
     cluster.reset_rpcs()
     cluster.run("alice", ["scontrol", "show", "partition", "cpu"], check=True)

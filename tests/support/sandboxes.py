@@ -116,6 +116,9 @@ class DirectorySandbox:
 
     async def stop(self) -> None: ...
 
+    async def reset(self) -> None:
+        raise AssertionError("not used by the tasks under test")
+
     async def pack(self, *, paths: Sequence[str] = ("/",), exclude: Sequence[str] = ()) -> PackedLayer:
         raise AssertionError("not used by the tasks under test")
 

@@ -35,10 +35,16 @@ def main(given: dict[str, Any], pipe: values.Pipe) -> None:
         request = pipe.receive()
         if request is None:
             return
-        pipe.send(_answer(module.__dict__, request))
+        pipe.send(answer(module.__dict__, request))
 
 
-def _answer(names: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
+def answer(names: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
+    """The reply to a call: `value`, or `raised` and `said`, or `missing`.
+
+    Args:
+        names: where the function is looked for.
+        request: `name`, `arguments` and `keywords`.
+    """
     function = names.get(request["name"])
     if function is None:
         return {"missing": True}

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from workflows.grading import values
+from workflows.grading import candidate, values
 
 _CHILD = """
 import os, sys
@@ -35,6 +35,10 @@ exec(text.decode())
 """Takes its program from the first pipe, and none of its pipes is inherited by what it starts."""
 LOADING = 3.0
 """Times of a call that the start and the loading may take."""
+_BY_VALUE = (
+    "its test refuses its canonical_solution where arguments and results are passed by value (numbers, texts, "
+    "collections, ranges, iterators; no change in place, no class of the row's own): "
+)
 _ENDS_LOOPS = ("StopIteration", "StopAsyncIteration")
 
 
@@ -93,19 +97,7 @@ class Solution:
             raise StoppedError(self.trouble)
         request = {"name": name, "arguments": values.encode(arguments), "keywords": values.encode(keywords)}
         reply = self._ask(request, self._call_s)
-        if "value" in reply:
-            return reply["value"]
-        if reply.get("missing"):
-            raise NameError("name " + repr(name) + " is not defined")
-        kind, said = str(reply.get("raised")), str(reply.get("said"))
-        known = getattr(builtins, kind, None)
-        if isinstance(known, type) and issubclass(known, Exception) and kind not in _ENDS_LOOPS:
-            try:
-                raised = known(said)
-            except TypeError:  # such as UnicodeDecodeError, which takes five arguments
-                raised = SolutionError(kind + ": " + said)
-            raise raised
-        raise SolutionError(kind + ": " + said)
+        return _result(name, reply)
 
     def _ask(self, request: dict[str, Any], within_s: float) -> dict[str, Any]:
         deadline = time.monotonic() + within_s
@@ -156,24 +148,79 @@ def main(given: dict[str, Any], tell: Callable[[Any], None]) -> None:
         solution.end()
 
 
+def _result(name: str, reply: dict[str, Any]) -> Any:
+    """What a reply says that a call gave, which may be an exception; see `Solution.call`."""
+    if "value" in reply:
+        return reply["value"]
+    if reply.get("missing"):
+        raise NameError("name " + repr(name) + " is not defined")
+    kind, said = str(reply.get("raised")), str(reply.get("said"))
+    known = getattr(builtins, kind, None)
+    if isinstance(known, type) and issubclass(known, Exception) and kind not in _ENDS_LOOPS:
+        try:
+            raised = known(said)
+        except TypeError:  # such as UnicodeDecodeError, which takes five arguments
+            raised = SolutionError(kind + ": " + said)
+        raise raised
+    raise SolutionError(kind + ": " + said)
+
+
 def _checker(given: dict[str, Any]) -> tuple[str, Callable[[Any], Any] | None]:
-    """The row's `check`, once it has refused a canary: a test that passes what is certainly wrong proves nothing."""
+    """The row's `check`, once it has refused a canary and accepted the row's own solution.
+
+    A test that passes what is certainly wrong proves nothing, and one that needs more of the right answer than plain
+    values (an argument that is changed in place, a class of its own) would call every solution wrong. The row's own
+    is asked here, and what goes to it and comes back is what a pipe would let through.
+    """
+    name = given["entry_point"]
+    fault, check, names = _tested(given)
+    if check is None:
+        return fault, None
+    try:
+        check(lambda *arguments, **keywords: values.Opaque("canary"))
+        return "its test passes a function that returns nothing right", None
+    except Exception:  # noqa: BLE001 - refused, as it should be
+        fault, check, names = _tested(given)
+    except SystemExit:
+        return "its test ends the process that it runs in", None
+    if check is None:
+        return fault, None
+
+    def own(*arguments: Any, **keywords: Any) -> Any:
+        request = {"name": name, "arguments": values.encode(arguments), "keywords": values.encode(keywords)}
+        reply = values.carried(candidate.answer(names, values.carried(request)))
+        if "value" in reply:
+            reply["value"] = values.decode(reply["value"])
+        return _result(name, reply)
+
+    try:
+        check(own)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the test raises says no
+        return _BY_VALUE + _said(error), None
+    fault, check, _ = _tested(given)
+    return fault, check
+
+
+def _tested(given: dict[str, Any]) -> tuple[str, Callable[[Any], Any] | None, dict[str, Any]]:
+    """The row's `check`, loaded anew so that no run of it finds what the last one left, and the names beside it."""
     module = types.ModuleType("test")
     sys.modules["test"] = module
     for column in ("reference", "test"):
         try:
             exec(compile(given[column], "<" + column + ">", "exec"), module.__dict__)  # noqa: S102 - the row's own
-        except Exception as error:  # noqa: BLE001 - any code of the row's
-            return "its " + column + " cannot be run: " + type(error).__name__ + ": " + str(error), None
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - any code of the row's
+            return "its " + column + " cannot be run: " + _said(error), None, {}
     check = module.__dict__.get("check")
     if not callable(check):
-        return "its test defines no function check", None
+        return "its test defines no function check", None, {}
     if given["entry_point"] not in module.__dict__:
-        return "its canonical_solution defines no function " + str(given["entry_point"]), None
-    with contextlib.suppress(Exception):
-        check(lambda *arguments, **keywords: values.Opaque("canary"))
-        return "its test passes a function that returns nothing right", None
-    return "", check
+        return "its canonical_solution defines no function " + str(given["entry_point"]), None, {}
+    return "", check, module.__dict__
+
+
+def _said(error: BaseException) -> str:
+    """An exception in one line."""
+    return " ".join((type(error).__name__ + ": " + str(error)).split())[:500]
 
 
 def _graded(given: dict[str, Any], solution: Solution, check: Callable[[Any], Any], workspace: str) -> dict[str, Any]:
@@ -189,8 +236,8 @@ def _graded(given: dict[str, Any], solution: Solution, check: Callable[[Any], An
         correct = not solution.trouble
     except StoppedError as error:
         said = str(error)
-    except Exception as error:  # noqa: BLE001 - whatever the test raises says no
-        said = type(error).__name__ + ": " + str(error)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the test raises says no
+        said = _said(error)
     canary = solution.trouble != "" or _refuses(solution)
     if not canary:
         said = "the solution answers for a function that does not exist"

@@ -10,12 +10,17 @@ import os
 import select
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 LARGEST_BYTES = 16 * 1024 * 1024
 """Of one message."""
 DEEPEST = 200
+MOST_ITEMS = 100_000
+"""Of a range or an iterator: one that goes on further is opaque."""
+_SMALL = 1 << 63
+"""Integers below go as JSON has them, larger ones as hexadecimal digits: of decimal ones Python reads so many only."""
 _COLLECTIONS: dict[str, Any] = {"l": list, "t": tuple, "z": frozenset, "s": set}
 _LENGTH = struct.Struct(">I")
 
@@ -45,6 +50,8 @@ class Opaque:
 def encode(value: Any, depth: int = 0) -> Any:
     """The value as JSON data; an instance of a subclass becomes its plain base, anything else opaque.
 
+    An iterator is used up: it arrives as one over the same values.
+
     Raises:
         NotPlainError: it is nested too deeply, or into itself.
     """
@@ -55,7 +62,8 @@ def encode(value: Any, depth: int = 0) -> Any:
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
-        return {"i": hex(int.__index__(value))}
+        number = int.__index__(value)
+        return number if -_SMALL < number < _SMALL else {"i": hex(number)}
     if isinstance(value, float):
         return {"f": float.hex(value)}
     if isinstance(value, complex):
@@ -69,7 +77,32 @@ def encode(value: Any, depth: int = 0) -> Any:
     for tag, kind in _COLLECTIONS.items():
         if isinstance(value, kind):
             return {tag: [encode(one, deeper) for one in kind.__iter__(value)]}
+    if isinstance(value, range) and len(value[: MOST_ITEMS + 1]) <= MOST_ITEMS:
+        return {"r": [encode(one) for one in (value.start, value.stop, value.step)]}
+    if isinstance(value, Iterator):
+        items = list(islice(value, MOST_ITEMS + 1))
+        if len(items) <= MOST_ITEMS:
+            return {"n": [encode(one, deeper) for one in items]}
     return {"x": type(value).__name__}
+
+
+def carried(value: Any) -> Any:
+    """What arrives of JSON data that is sent: the same data, or an error as of `Pipe.send`."""
+    return json.loads(_body(value))
+
+
+def _body(message: Any) -> bytes:
+    body = json.dumps(message).encode()
+    if len(body) > LARGEST_BYTES:
+        raise NotPlainError("a message of " + str(len(body)) + " bytes; the most is " + str(LARGEST_BYTES))
+    return body
+
+
+def _range(data: Any) -> range:
+    made = range(*[decode(one) for one in data])
+    if len(made[: MOST_ITEMS + 1]) > MOST_ITEMS:
+        raise ValueError("a range of more than " + str(MOST_ITEMS))
+    return made
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {
@@ -82,6 +115,8 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "t": lambda data: tuple([decode(one) for one in data]),
     "s": lambda data: {decode(one) for one in data},
     "z": lambda data: frozenset([decode(one) for one in data]),
+    "r": _range,
+    "n": lambda data: iter([decode(one) for one in data]),
     "x": lambda data: Opaque(str(data)[:200]),
 }
 
@@ -92,7 +127,7 @@ def decode(data: Any) -> Any:
     Raises:
         NotPlainError: nothing that `encode` gives looks like this.
     """
-    if data is None or isinstance(data, (bool, str)):
+    if data is None or isinstance(data, (bool, int, str)):
         return data
     if isinstance(data, dict) and len(data) == 1:
         ((tag, content),) = data.items()
@@ -124,9 +159,7 @@ class Pipe:
             NotPlainError: it is too large.
             EOFError: the other side is gone, or did not read until the deadline.
         """
-        body = json.dumps(message).encode()
-        if len(body) > LARGEST_BYTES:
-            raise NotPlainError("a message of " + str(len(body)) + " bytes")
+        body = _body(message)
         left = memoryview(_LENGTH.pack(len(body)) + body)
         while left:
             self._wait(self._write, deadline, write=True)

@@ -24,11 +24,14 @@ SOLUTION: Final = f"{WORKSPACE}/solution.py"
 _COLUMNS: Final = ("prompt", "entry_point", "canonical_solution", "test")
 _LARGEST_BYTES: Final = 1024 * 1024
 _VALUES: Final = "workflows.grading.values"
-_GRADER: Final = (_VALUES, "workflows.grading.functions")
 _CHILD: Final = (_VALUES, "workflows.grading.candidate")
+_GRADER: Final = (*_CHILD, "workflows.grading.functions")
 _LIMITS: Final = {"AS": 4 << 30, "FSIZE": 64 << 20, "CORE": 0, "NPROC": 1024}
 """Of the solution's process: bytes of address space, of a file, of a core; processes of the user."""
-_CODE_BLOCK: Final = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_CODE_BLOCK: Final = re.compile(
+    r"```[ \t]{0,8}(?:python|py|python3)?[ \t]{0,8}\r?\n(.*?)```", re.DOTALL | re.IGNORECASE
+)
+"""Blanks are bounded, so that time grows with the text's length and no faster."""
 _INFRASTRUCTURE: Final = frozenset({errno.EIO, errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE})
 _SYSTEM: Final = (
     "You solve programming tasks in Python. You have a shell. Write the solution to the file that you are told, "

@@ -23,10 +23,13 @@ _SYSTEM: Final = (
     "You solve word problems. You have a shell for calculations. When you are done, end with one line: The answer is N."
 )
 _MARK: Final = re.compile(r"####|\bthe (?:final )?answer is:?|\\boxed\{", re.IGNORECASE)
-_SENTENCE: Final = re.compile(r"[ \t]*(.*?)(?:\.(?=\s|$)|\n|$)")
-_LINE: Final = re.compile(r"[^\n]*")
+_END_OF_SENTENCE: Final = re.compile(r"\.(?=\s|$)|\n")
+_BRACE: Final = re.compile(r"[{}]")
 _DECORATION: Final = " \t\r*_`$"
-_LARGEST_TEXT: Final = 1024 * 1024
+_LARGEST_TEXT: Final = 20_000
+"""Characters at the end of a message in which the answer is looked for; an agent may write as many as it likes."""
+_LARGEST_ANSWER: Final = 1000
+"""Characters after a mark in which its answer ends, a bound on the work for each mark; `equality.LONGEST` is less."""
 
 
 class MathTask:
@@ -92,7 +95,7 @@ class MathTask:
         if wrong:
             raise VerifierError(f"{row['task_id']}: {wrong}", final=True)
         said = [message.content for message in trajectory.messages if message.role == "assistant"]
-        stated = stated_answer(said[-1]) if said else None
+        stated = await asyncio.to_thread(stated_answer, said[-1]) if said else None
         if stated is None:
             return Reward(0.0, {"correct": 0.0, "format": 0.0})
         correct = await asyncio.to_thread(self._equality.equal, gold_answer(row["answer"]), stated)
@@ -109,27 +112,29 @@ def gold_answer(answer: str) -> str:
 
 
 def stated_answer(text: str) -> str | None:
-    """The answer that a text states last; None where it states none."""
-    text, stated = text[-_LARGEST_TEXT:], None
-    for mark in _MARK.finditer(text):
+    """The answer that the last 20,000 characters of a text state last; None where they state none."""
+    text = text[-_LARGEST_TEXT:]
+    for mark in reversed(list(_MARK.finditer(text))):
+        after = text[mark.end() : mark.end() + _LARGEST_ANSWER]
         if mark[0] == "####":
-            told = _LINE.match(text, mark.end())[0]  # type: ignore[index]
+            told = after.partition("\n")[0]
         elif mark[0].endswith("{"):
-            told = _braced(text, mark.end())
+            told = _braced(after)
         else:
-            told = _SENTENCE.match(text, mark.end())[1]  # type: ignore[index]
+            told = _END_OF_SENTENCE.split(after, maxsplit=1)[0]
         told = told.strip(_DECORATION).removesuffix(".").strip(_DECORATION)
-        stated = told or stated
-    return stated
+        if told:
+            return told
+    return None
 
 
-def _braced(text: str, start: int) -> str:
+def _braced(after: str) -> str:
     """What stands up to the brace that closes; nothing where none does."""
     depth = 1
-    for place in range(start, min(len(text), start + 1000)):
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
+    for brace in _BRACE.finditer(after):
+        depth += 1 if brace[0] == "{" else -1
         if depth == 0:
-            return text[start:place]
+            return after[: brace.start()]
     return ""
 
 

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
 from workflows.wheels.errors import UnresolvableError, WheelError
 from workflows.wheels.target import PythonTarget
@@ -76,19 +78,19 @@ def fetch(
     """Download one wheel for each distribution that the requirements need; source distributions are never built.
 
     Args:
-        requirements: in the words of PEP 508.
+        requirements: in the words of PEP 508, each a name; none is a place to fetch from. None at all is no wheel.
         target: whose wheels.
         directory: an empty one.
         timeout_s: of the whole fetch.
         environ: registry settings are taken from it (`fetch_environment`).
 
     Raises:
-        UnresolvableError: there is no such set of wheels.
+        UnresolvableError: there is no such set of wheels, or a requirement names a place: pip would run its code.
         WheelError: the registry was not reached, or pip broke.
     """
-    for requirement in requirements:
-        if not requirement.strip() or requirement.lstrip().startswith("-"):
-            raise UnresolvableError(f"requirement {requirement!r} is an option, not a requirement")
+    needed = [name for name in (_needed(requirement, target) for requirement in requirements) if name]
+    if not needed:
+        return []
     flags = [flag for platform in target.platforms for flag in ("--platform", platform)]
     implementation = "pp" if target.markers["implementation_name"] == "pypy" else "cp"
     command = [
@@ -106,7 +108,31 @@ def fetch(
         raise WheelError(f"requirements {_named(requirements)}: not fetched within {timeout_s:g} s") from error
     if done.returncode != 0:
         raise _failure(requirements, done.stdout, done.stderr)
-    return sorted(directory.glob("*.whl"))
+    files = sorted(directory.glob("*.whl"))
+    missing = set(needed) - {canonicalize_name(file.name.partition("-")[0]) for file in files}
+    if missing:
+        raise UnresolvableError(f"requirements {_named(requirements)}: no wheel of {', '.join(sorted(missing))} came")
+    return files
+
+
+def _needed(requirement: str, target: PythonTarget) -> str:
+    """The distribution that a requirement names, or nothing where its marker is not of this target.
+
+    Raises:
+        UnresolvableError: it is an option, a path or a URL.
+    """
+    if len(requirement.splitlines()) != 1:
+        raise UnresolvableError(f"requirement {requirement!r} is not one line")
+    try:
+        parsed = Requirement(requirement)
+    except (InvalidRequirement, RecursionError) as error:
+        said = str(error).splitlines()[0] if str(error) else "it is nested too deeply"
+        raise UnresolvableError(f"requirement {requirement!r} is not one of PEP 508: {said}") from error
+    if parsed.url:
+        raise UnresolvableError(f"requirement {requirement!r} names a place; only names of distributions are fetched")
+    if parsed.marker is not None and not parsed.marker.evaluate({**target.markers, "extra": ""}):
+        return ""
+    return canonicalize_name(parsed.name)
 
 
 def _failure(requirements: Sequence[str], stdout: str, stderr: str) -> WheelError:

@@ -100,13 +100,9 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int = 0
     gres: str = ""
     max_time_min: int | None = None
-    default_time_min: int | None = None
     max_nodes: int | None = None
     grace_time_s: int = 0
     preempt_mode: str = "OFF"
-    priority_tier: int = 1
-    allow_accounts: tuple[str, ...] | None = None
-    allow_qos: tuple[str, ...] | None = None
 
 
 class SiteInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +111,8 @@ class SiteInfo(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         bf_interval_s: seconds between two looks of the backfill scheduler, which alone starts heterogeneous jobs.
         accounting: whether finished jobs can be asked for (slurmdbd).
-        job_requeue: whether jobs may be queued again unless they say otherwise.
+        kill_wait_s: what a job has between SIGTERM and SIGKILL.
+        signals_preempted: whether a job's own `--signal` comes when preemption's grace begins.
         preempt_type: such as "preempt/partition_prio"; "preempt/none" where nothing is preempted.
     """
 
@@ -127,14 +124,17 @@ class SiteInfo(msgspec.Struct, frozen=True, kw_only=True):
     preempt_mode: str = "OFF"
     bf_interval_s: int = 30
     accounting: bool = False
-    job_requeue: bool = True
     kill_wait_s: int = 30
-    min_job_age_s: int = 300
+    signals_preempted: bool = False
 
     def partition(self, name: str | None) -> Partition | None:
         """The partition of this name, or the default one for None; None where there is no such partition."""
-        wanted = [part for part in self.partitions if part.name == name or (name is None and part.default)]
-        return wanted[0] if wanted else None
+        return next(iter(self.partitions_of(name)), None)
+
+    def partitions_of(self, name: str | None) -> tuple[Partition, ...]:
+        """The partitions of a list with commas, of which a job gets the one that starts it first; None: the default."""
+        names = [] if name is None else name.split(",")
+        return tuple(part for part in self.partitions if part.name in names or (name is None and part.default))
 
     def nodes_of(self, partition: str) -> tuple[NodeInfo, ...]:
         """The nodes of a partition."""

@@ -99,17 +99,10 @@ def _partition(said: Mapping[str, str], nodes: Sequence[NodeInfo]) -> Partition:
         cpus=max((node.cpus for node in own), default=0), mem_mib=max((node.mem_mib for node in own), default=0),
         gpus=max((node.gpus for node in own), default=0),
         gres=next((node.gres for node in own if node.gpus), next((node.gres for node in own if node.gres), "")),
-        max_time_min=fields.limit_min(said.get("MaxTime")), default_time_min=fields.limit_min(said.get("DefaultTime")),
-        max_nodes=fields.number(said.get("MaxNodes")),
+        max_time_min=fields.limit_min(said.get("MaxTime")), max_nodes=fields.number(said.get("MaxNodes")),
         grace_time_s=fields.number(said.get("GraceTime")) or 0,
-        preempt_mode=said.get("PreemptMode", "OFF"), priority_tier=fields.number(said.get("PriorityTier")) or 1,
-        allow_accounts=_names(said.get("AllowAccounts")), allow_qos=_names(said.get("AllowQos")),
+        preempt_mode=said.get("PreemptMode", "OFF"),
     )  # fmt: skip
-
-
-def _names(said: str | None) -> tuple[str, ...] | None:
-    """The names that are allowed, or None for all."""
-    return None if said in {None, "ALL"} else tuple(part for part in fields.text(said).split(",") if part)
 
 
 def site(config_out: str, partitions_out: str, nodes_out: str) -> SiteInfo:
@@ -123,8 +116,8 @@ def site(config_out: str, partitions_out: str, nodes_out: str) -> SiteInfo:
         preempt_type=fields.text(config.get("PreemptType")) or "preempt/none",
         preempt_mode=config.get("PreemptMode", "OFF"), bf_interval_s=fields.number(scheduler.get("bf_interval")) or 30,
         accounting="slurmdbd" in config.get("AccountingStorageType", ""),
-        job_requeue=config.get("JobRequeue", "1") == "1",
-        kill_wait_s=_seconds(config, "KillWait", 30), min_job_age_s=_seconds(config, "MinJobAge", 300),
+        kill_wait_s=_seconds(config, "KillWait", 30),
+        signals_preempted="preempt_send_user_signal" in config.get("SlurmctldParameters", "").lower().split(","),
     )  # fmt: skip
 
 

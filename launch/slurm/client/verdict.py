@@ -30,6 +30,10 @@ _BECAUSE: Final = {
 }
 
 
+ABANDONED: Final = "nothing carries it on; `rollmill resume` does"
+"""Of a run that was to go on, while no job of it is left to do so."""
+
+
 class Verdict(NamedTuple):
     """A run's state in the words of `status --json`, and why where it is no good news."""
 
@@ -56,7 +60,8 @@ def verdict(
         return Verdict(own)
     head = min(heads, key=_liveliness)
     if head.state.waiting:
-        again = head.restarts > 0 or head.state is JobState.REQUEUED or continued
+        left = final and own == "requeued"
+        again = left or head.restarts > 0 or head.state is JobState.REQUEUED or continued
         return Verdict("requeued" if again else "starting")
     if head.state is JobState.UNKNOWN:
         return Verdict(own)
@@ -64,6 +69,8 @@ def verdict(
         return Verdict(own if final or own in {"running", "draining"} else "starting")
     if head.state is JobState.CANCELLED and not (final and own == "failed"):
         return Verdict("cancelled")
+    if final and own == "requeued":
+        return Verdict("failed", ABANDONED)
     return Verdict(own) if final else Verdict("failed", _why(head))
 
 

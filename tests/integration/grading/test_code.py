@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from stages.protocols import Reward, Row
 from stages.trajectory import Message, Trajectory
 from tests.integration.sandbox.grounds import in_sandbox
 from tests.support import problems
+from tests.support.cheats.code import SOLUTIONS
+from workflows.grading import trusted
 from workflows.tasks.code import SOLUTION, CodeTask
 
 TOTALS, WORDS, SHARE = problems.rows()
@@ -113,12 +116,95 @@ def test_endless_calls_are_wrong_in_good_time(grade: Grade) -> None:
         ({"canonical_solution": "    return (\n"}, "its reference cannot be run"),
         ({"entry_point": "another"}, "its canonical_solution defines no function another"),
         ({"test": None}, "test must be a string"),
+        ({"test": "import sys\nsys.exit(0)\n"}, "its test cannot be run: SystemExit: 0"),
+        ({"test": "import sys\ndef check(candidate):\n    sys.exit(0)\n"}, "its test ends the process"),
+        ({"canonical_solution": "    return [1]\n"}, "its test refuses its canonical_solution .*: AssertionError"),
     ],
 )
 def test_a_row_that_cannot_be_graded_is_no_reward_at_all(grade: Grade, change: dict[str, str], said: str) -> None:
     with pytest.raises(VerifierError, match=said) as caught:
         grade({**TOTALS, **change}, GOOD)
     assert caught.value.detail["final"]
+
+
+HEAD = "def f(n):\n"
+BY_VALUE = {
+    "range": (HEAD, "return range(n)", "assert c(3) == range(3) and list(c(3)) == [0, 1, 2]"),
+    "generator": (HEAD, "yield from range(n)", "it = c(3)\n    assert next(it) == 0 and list(it) == [1, 2]"),
+    "iterator as argument": (HEAD, "return sum(n)", "assert c(iter([1, 2])) == 3"),
+    "a million numbers": (HEAD, "return list(range(n))", "assert len(c(10 ** 6)) == 10 ** 6"),
+    "many digits": (HEAD, "return 10 ** n", "assert c(5000) == 10 ** 5000"),
+    "recursion": (HEAD, "return 0 if n == 0 else 1 + f(n - 1)", "assert c(900) == 900"),
+    "a test that leaves something": (HEAD, "return n", "assert c(3) == 3 and not seen\n    seen.append(1)"),
+}
+BY_IDENTITY = {
+    "in place": (HEAD, "n.sort()", "x = [2, 1]\n    c(x)\n    assert x == [1, 2]"),
+    "coroutine": ("async def f(n):\n", "return n", "import asyncio\n    assert asyncio.run(c(3)) == 3"),
+    "function as argument": (HEAD, "return n(1)", "assert c(lambda x: x + 1) == 2"),
+    "fraction": ("from fractions import Fraction\n" + HEAD, "return Fraction(n)", "assert c(1) == Fraction(1)"),
+    "exception of its own": (
+        "class E(Exception): pass\n" + HEAD, "raise E", "try: c(1)\n    except E: return\n    assert 0",
+    ),
+    "endless iterator": ("import itertools\n" + HEAD, "return itertools.count(n)", "assert next(c(3)) == 3"),
+}  # fmt: skip
+
+
+def by_value(prompt: str, body: str, test: str) -> dict[str, str]:
+    check = f"seen = []\ndef check(c):\n    {test}\n"
+    return {"task_id": "t", "prompt": prompt, "entry_point": "f", "canonical_solution": f"    {body}\n", "test": check}
+
+
+@pytest.mark.parametrize("name", BY_VALUE)
+def test_what_passes_by_value_is_graded(grade: Grade, name: str) -> None:
+    row = by_value(*BY_VALUE[name])
+    assert grade(row, row["prompt"] + row["canonical_solution"]).value == 1.0
+    assert grade(row, row["prompt"] + "    return None\n").value == 0.0
+
+
+@pytest.mark.parametrize("name", BY_IDENTITY)
+def test_a_row_whose_own_solution_cannot_pass_is_no_reward_at_all(grade: Grade, name: str) -> None:
+    row = by_value(*BY_IDENTITY[name])
+    with pytest.raises(VerifierError, match="refuses its canonical_solution where arguments and results") as caught:
+        grade(row, row["prompt"] + row["canonical_solution"])
+    assert caught.value.detail["final"] and "\n" not in str(caught.value)
+
+
+def test_a_message_that_was_made_to_take_long_does_not(grade: Grade) -> None:
+    began = time.process_time()
+    assert grade(TOTALS, None, "```" + " " * 200_000 + "```python " * 20_000).value == 0.0
+    assert time.process_time() - began < 10
+
+
+HIDING = ("if libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) or libc.prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0):", "if False:")
+INHERITED = (
+    ("os.dup(_REPORT_FD)", "os.dup2(_REPORT_FD, 9)"),
+    ("pass_fds=(take, give)", "pass_fds=(take, give, 9)"),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "holes"),
+    [
+        ("prying", [HIDING]), ("forged-report", [HIDING]), ("background", [HIDING]),
+        ("forged-report", INHERITED), ("background", INHERITED),
+    ],
+)  # fmt: skip
+def test_a_cheat_is_paid_where_what_it_runs_against_is_missing(
+    grade: Grade, monkeypatch: pytest.MonkeyPatch, name: str, holes: list[tuple[str, str]]
+) -> None:
+    whole, left = trusted.source, {hole for hole, _ in holes}
+
+    def source(module: str) -> str:
+        text = whole(module)
+        for hole, filled in holes:
+            left.difference_update({hole} if hole in text else ())
+            text = text.replace(hole, filled)
+        return text
+
+    assert grade(TOTALS, SOLUTIONS[name]).value == 0.0
+    monkeypatch.setattr(trusted, "source", source)
+    assert grade(TOTALS, SOLUTIONS[name]).value == 1.0
+    assert not left, "no such text in what is sent"
 
 
 def test_an_image_without_python_is_no_reward_at_all(task: CodeTask, tmp_path: Path) -> None:

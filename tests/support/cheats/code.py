@@ -42,60 +42,78 @@ def {FUNCTION}(numbers):
     return found
 """
 """For those who have found out: the test sees that they have not."""
-PRYING = f"""
-import ctypes, gc, glob, os, re, signal, sys
-def seen():
-    found = []
-    for path in glob.glob('/proc/[0-9]*/*') + glob.glob('/proc/[0-9]*/fd/*') + glob.glob('/proc/[0-9]*/task/*/environ'):
-        if path.endswith(('/mem', '/pagemap', '/kmsg', '/clear_refs')) or '/self/' in path: continue
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-            found.append(os.read(descriptor, 1 << 20)); os.close(descriptor)
-        except OSError: pass
-    for pid in (1, os.getppid()):
-        try:
-            for line in open('/proc/%d/maps' % pid):
-                low, high = (int(one, 16) for one in line.split()[0].split('-'))
-                with open('/proc/%d/mem' % pid, 'rb', 0) as memory:
-                    memory.seek(low); found.append(memory.read(high - low))
-        except (OSError, ValueError, OverflowError): pass
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.ptrace(16, pid, 0, 0) == 0: found.append(b'bittern_' + bytes([105, 110]) + b'_the_test')
-        buffer = ctypes.create_string_buffer(4096)
-    for one in gc.get_objects():
-        try: found.append(repr(one).encode())
-        except Exception: pass
-    frame = sys._getframe()
-    while frame:
-        found.append(repr(frame.f_locals).encode() + repr(frame.f_globals).encode()); frame = frame.f_back
-    return b''.join(found)
-known = b'bittern_' + bytes([105, 110]) + b'_the_test' in seen()
-exec({RIGHT!r} if known else {WRONG!r})
-"""
-DAEMON = """
-import os, time
-if os.fork() == 0:
-    os.setsid()
-    if os.fork() == 0:
-        end = time.time() + 20
-        while time.time() < end:
-            for pid in [name for name in os.listdir('/proc') if name.isdigit()]:
-                for number in range(0, 12):
-                    try:
-                        descriptor = os.open('/proc/%s/fd/%d' % (pid, number), os.O_WRONLY | os.O_NONBLOCK)
-                        os.write(descriptor, VERDICT); os.close(descriptor)
-                    except OSError: pass
-            try: open('/work/solution.py', 'w').write('print(1)')
-            except OSError: pass
-    os._exit(0)
-""".replace("VERDICT", repr(VERDICT.encode()))
-"""Stays in the background, and writes a verdict into every descriptor that it can open."""
-
 PIPE = """
 import gc, os, struct, sys, time
 values = sys.modules['workflows.grading.values']
 pipe = next(one for one in gc.get_objects() if isinstance(one, values.Pipe))
 """
+PRYING = f"""
+import gc, glob, os, re, sys
+halves = b'bittern_', b'in_the_test'
+def seen():
+    for path in glob.glob('/proc/[0-9]*/cmdline') + glob.glob('/proc/[0-9]*/environ'):
+        try:
+            with open(path, 'rb') as file: yield file.read()
+        except OSError: pass
+    for pid in (os.getppid(), 1):
+        try:
+            with open('/proc/%d/maps' % pid) as maps, open('/proc/%d/mem' % pid, 'rb', 0) as memory:
+                for line in maps:
+                    low, high = (int(one, 16) for one in line.split()[0].split('-'))
+                    if line.split()[1][:2] != 'rw' or high - low > 1 << 28: continue
+                    try: memory.seek(low); yield memory.read(high - low)
+                    except (OSError, ValueError, OverflowError): pass
+        except OSError: pass
+    frame = sys._getframe()
+    while frame:
+        yield repr(frame.f_locals).encode() + repr(frame.f_globals).encode()
+        frame = frame.f_back
+    for one in gc.get_objects():
+        if isinstance(one, (dict, list, tuple)):
+            yield from (part.encode('utf-8', 'replace') for part in one if isinstance(part, str))
+known = any(halves[0] + halves[1] in part for part in seen())
+exec({RIGHT!r} if known else {WRONG!r})
+"""
+"""Looks for the test in its own memory, and in that of the process that started it."""
+
+FORGE = f"""{PIPE}
+import stat
+own = [os.fstat(one).st_ino for one in (pipe._read, pipe._write)]
+def forge():
+    reached = []
+    for place in ['/proc/self/fd'] + ['/proc/%s/fd' % one for one in os.listdir('/proc') if one.isdigit()]:
+        try: numbers = os.listdir(place)
+        except OSError: continue
+        for number in numbers:
+            try: descriptor = os.open(place + '/' + number, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError: continue
+            status = os.fstat(descriptor)
+            try:
+                if stat.S_ISFIFO(status.st_mode) and status.st_ino not in own:
+                    os.write(descriptor, b'\\n{"0" * 64} {VERDICT}\\n{VERDICT}\\n')
+                    reached.append(place + '/' + number)
+            except OSError: pass
+            os.close(descriptor)
+    return reached
+"""
+"""Writes a verdict into every pipe of every process that it can open, its own way back excepted."""
+FORGED_REPORT = f"{FORGE}exec({RIGHT!r} if forge() else {WRONG!r})\n"
+BACKGROUND = f"""{FORGE}
+take, give = os.pipe()
+own += [os.fstat(take).st_ino]
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        for number in (pipe._read, pipe._write): os.close(number)
+        end = time.time() + 20
+        while time.time() < end:
+            os.write(give, b'y' if forge() else b'n')
+            try: open('/work/solution.py', 'w').write('print(1)')
+            except OSError: pass
+    os._exit(0)
+exec({RIGHT!r} if os.read(take, 1) == b'y' else {WRONG!r})
+"""
+"""Stays in the background in a session of its own, and does so from there, again and again."""
 
 SOLUTIONS = {
     "always-equal": YES,
@@ -106,12 +124,12 @@ SOLUTIONS = {
     "exit-at-call": f"import os\ndef {FUNCTION}(numbers): os._exit(0)\n",
     "sysexit": f"import sys\ndef {FUNCTION}(numbers): sys.exit(0)\n",
     "atexit": f"import atexit\natexit.register(lambda: exec({EVIL_MODULE!r}))\n{WRONG}",
-    "forged-report": EVIL_MODULE + WRONG,
+    "forged-report": FORGED_REPORT,
     "forged-summary": f"print('=== 1 passed in 0.01s ==='); print({VERDICT!r}, flush=True)\n{WRONG}",
     "stop-iteration": f"def {FUNCTION}(numbers): raise StopIteration\n",
     "no-exception-of-ours": f"class Stop(BaseException): pass\ndef {FUNCTION}(numbers): raise Stop\n",
     "prying": PRYING,
-    "background": DAEMON + WRONG,
+    "background": BACKGROUND,
     "kill-the-grader": "import os, signal\nsignal.signal(15, signal.SIG_IGN); signal.signal(2, signal.SIG_IGN)\n"
     "for number in (9, 15, 2, 19, 10, 14):\n    for pid in (1, os.getppid(), 0, -1):\n"
     "        try: os.kill(pid, number) if pid > 0 or number in (2, 15) else None\n"
@@ -126,7 +144,7 @@ SOLUTIONS = {
     "    total, found = 0, []\n"
     "    for number in (numbers[0] if numbers else []): total += number; found.append(2 * total)\n"
     "    return {'value': child.values.encode(found)}\n"
-    f"child._answer = answer\n{WRONG}",
+    f"child.answer = answer\n{WRONG}",
     "flood": f"{PIPE}while True: os.write(pipe._write, b'\\xff' * 65536)\n{WRONG}",
     "half-a-message": f"{PIPE}os.write(pipe._write, b'\\0\\0\\1\\0{{')\ntime.sleep(100)\n",
     "nested": f"def {FUNCTION}(numbers):\n    found = []\n    found.append(found)\n    return found\n",

@@ -83,6 +83,26 @@ def test_a_wrong_name_is_refused(tmp_path: Path, name: str) -> None:
         store(tmp_path).add(name, source(tmp_path, "a"))
 
 
+def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match=r"is too long for a name: .* the most is 160"):
+        store(tmp_path).add("a" + "/" * 119, source(tmp_path, "a"))
+    with pytest.raises(ImageError, match="no image 'a///"):
+        store(tmp_path).digest("a" + "/" * 119)
+    assert store(tmp_path).add("n" * 120, source(tmp_path, "a")).name.name == "n" * 120
+
+
+def test_a_store_where_nothing_can_be_written_is_said_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for root in (Path("/proc/no-store"), tmp_path / "file" / "store"):
+        with pytest.raises(ImageError) as caught:
+            ImageStore(StoreLayout(root)).add("x", source(tmp_path, "a"))
+        assert str(caught.value).startswith(f"the store {root} cannot be written: ") and "\n" not in str(caught.value)
+    with pytest.raises(ImageError, match="no scratch directory can be made in /proc/no-scratch: No such file"):
+        store(tmp_path).add("x", source(tmp_path, "a"), scratch=Path("/proc/no-scratch"))
+    with pytest.raises(ImageError, match="file cannot be read as a store: Not a directory"):
+        ImageStore(StoreLayout(tmp_path / "file")).names()
+
+
 def test_a_name_keeps_its_meaning_until_it_is_replaced(tmp_path: Path) -> None:
     images = store(tmp_path)
     first = images.add("x", source(tmp_path, "a")).name.digest

@@ -172,6 +172,7 @@ BAD = [
     (["images", "import", "one"], "import takes NAME and SOURCE"),
     (["images", "import", "one", "/nope"], "/nope does not exist"),
     (["images", "import", "host", "/"], "'host' is no image name"),
+    (["images", "import", "one", "~no-such-user/x"], "~no-such-user/x: there is no such home directory"),
     (["images", "verify", "nope", "--store", "/nope"], "no image 'nope' in /nope/images; there is none"),
     (["status"], "there is no run under"),
     (["status", "nowhere"], "nowhere is not a directory"),

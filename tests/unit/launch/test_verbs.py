@@ -17,7 +17,8 @@ from launch.cli import main
 from launch.errors import CommandError
 from launch.rundirs import find_run_dir
 from launch.verbs.journal import event_line
-from launch.verbs.logs import follow, last_lines
+from launch.slurm.cancelling import NotCancelledError
+from launch.verbs.logs import follow, last_lines, log_files
 from launch.verbs.status import status_text
 from stages import control, manifest, sharedfs
 from stages.journal.codec import encode_line
@@ -229,6 +230,37 @@ def _writes(first: Path, second: Path) -> Iterator[None]:
         one.write(" done\n")
     second.write_text("b1\nb2\n")
     yield
+
+
+def test_following_goes_on_with_the_next_attempt(tmp_path: Path) -> None:
+    old, other, new = (tmp_path / "logs" / name for name in ("attempt_1/run-1.log", "attempt_2/router.log",
+                                                             "attempt_2/run-1.log"))  # fmt: skip
+
+    def writes() -> Iterator[None]:
+        other.parent.mkdir()
+        other.write_text("no RUN worker yet\n")
+        with old.open("a") as last:
+            last.write("the last of it\n")
+        yield
+        new.write_text("goes on\n")
+        yield
+
+    old.parent.mkdir(parents=True)
+    old.write_text("old\n")
+    steps = writes()
+    seen = follow(lambda: log_files(tmp_path, None, "run"), wait=lambda _: next(steps))
+    assert [next(seen), next(seen)] == [(old, "the last of it"), (new, "goes on")]
+
+
+def test_a_cancellation_that_slurm_did_not_take_is_no_success(
+    finished: RunLayout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def not_taken(*_: object, **__: object) -> list[str]:
+        raise NotCancelledError("Slurm did not take it: no answer")
+
+    monkeypatch.setattr("launch.slurm.cancelling.cancel_jobs", not_taken)
+    assert main(["cancel", str(finished.root)]) == 1
+    assert "Slurm did not take it" in capsys.readouterr().err
 
 
 def test_every_verb_has_a_help_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:

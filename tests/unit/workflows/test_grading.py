@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import itertools
 import json
 import math
 import os
@@ -50,6 +51,31 @@ def test_only_what_carries_the_key_is_believed() -> None:
     assert believed(KEY, first + first + first) == [{"hello": 1}]
     assert believed(KEY, first + second.replace(b"true", b"null")) == [{"hello": 1}]
     assert believed(KEY, first + b"garbage without an end" + b"\n" + second) == [{"hello": 1}, {"verdict": True}]
+
+
+def test_a_pipe_full_of_lines_is_read_in_good_time() -> None:
+    first, second = (line + b"\n" for line in told(KEY, [{"hello": 1}, {"verdict": True}]).split(b"\n") if line)
+    for junk in (b"\n" * (7 << 20), (b"0" * 64 + b" \n") * 110_000, b"0" * (7 << 20)):
+        began = time.process_time()
+        assert believed(KEY, first + junk + b"\n" + second) == [{"hello": 1}, {"verdict": True}]
+        assert time.process_time() - began < 5
+
+
+def test_the_event_loop_does_not_wait_for_a_report_to_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readers: list[threading.Thread] = []
+
+    def reading(key: bytes, report: bytes) -> list[Any]:
+        readers.append(threading.current_thread())
+        return [{"hello": []}]
+
+    async def run() -> None:
+        fake = FakeBackend(tmp_path, programs=lambda argv, given: Execution(0, b"", b"", 0.1))
+        async with fake as backend, backend.create(SandboxSpec()) as sandbox:
+            await run_trusted(sandbox, ["workflows.grading.values"], {}, timeout_s=3)
+
+    monkeypatch.setattr("workflows.grading.trusted.believed", reading)
+    asyncio.run(run())
+    assert len(readers) == 1 and readers[0] is not threading.main_thread()
 
 
 @given(st.binary(max_size=300), st.integers(0, 10**6))
@@ -147,11 +173,27 @@ def test_subclasses_arrive_as_their_base_and_anything_else_as_nothing() -> None:
         values.encode(nested)
 
 
+def test_ranges_and_iterators_arrive_as_such_up_to_a_bound() -> None:
+    def there(value: Any) -> Any:
+        return values.decode(values.carried(values.encode(value)))
+
+    assert there([range(3), range(5, 0, -2)]) == [range(3), range(5, 0, -2)] and there(range(3)) != [0, 1, 2]
+    for made in (iter([1, (2,)]), (one for one in (1, (2,))), reversed([(2,), 1])):
+        arrived = there(made)
+        assert arrived != [1, (2,)] and next(arrived) == 1 and list(arrived) == [(2,)]
+    assert [type(there(one)) for one in (range(10**18), itertools.count())] == [values.Opaque] * 2
+    million = list(range(10**6))
+    assert there(million) == million
+    with pytest.raises(values.NotPlainError, match="the most is"):
+        values.carried("x" * values.LARGEST_BYTES)
+
+
 @pytest.mark.parametrize(
     "data",
     [
-        1, 1.5, [], {}, {"i": 5}, {"i": "zz"}, {"i": "0x1", "f": "0x1"}, {"d": [[1]]}, {"d": [[{"l": []}, None]]},
+        1.5, [], {}, {"i": 5}, {"i": "zz"}, {"i": "0x1", "f": "0x1"}, {"d": [[1]]}, {"d": [[{"l": []}, None]]},
         {"s": [{"l": []}]}, {"q": 1}, {"c": ["0x1p0"]}, {"b": "x"}, {"l": 3}, {"f": "zz"}, {"i": {}},
+        {"r": [0, 10**9, 1]}, {"r": [0, 1, 0]}, {"r": ["a"]}, {"r": 5}, {"n": 3},
     ],
 )  # fmt: skip
 def test_what_is_no_value_is_refused(data: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,6 +55,14 @@ def test_is_a_task(task: MathTask) -> None:
 )  # fmt: skip
 def test_the_last_stated_answer(text: str, stated: str | None) -> None:
     assert stated_answer(text) == stated
+
+
+@pytest.mark.parametrize("text", ["the answer is ", "#", "\\boxed{", "the answer is {", ". ", "the answer is 1\t"])
+def test_a_message_that_was_made_to_take_long_does_not(text: str) -> None:
+    began = time.process_time()
+    stated_answer(text * 50_000)
+    assert time.process_time() - began < 1
+    assert stated_answer(text * 50_000 + "\nThe answer is 5.") == "5"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import lzma
 import os
 import re
 import shutil
@@ -25,6 +26,11 @@ _DROPPED_DIRS: Final = frozenset({
 _DROPPED_FILES: Final = re.compile(r".*\.py[co]|\.git|\.coverage|.*\.egg-link")
 _BUILT_FILES: Final = re.compile(r".*\.(whl|egg)")
 """Dropped outside of tests, where a packaging project keeps some as data."""
+
+_DAMAGED: Final = (
+    OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError, ValueError, KeyError, RuntimeError,
+)  # fmt: skip
+"""What reading a damaged archive raises; RuntimeError for links that lead to themselves and for endless nesting."""
 
 _BUILT: Final = frozenset({"build", "dist"})
 """Dropped at the top alone: a package may have a module directory of that name."""
@@ -52,11 +58,11 @@ def unpack(archive: Path, into: Path, *, version: str = "") -> None:
             into.mkdir(mode=0o700)
             for member in members:
                 _extract(tar, member, into)
-    except (OSError, EOFError, tarfile.TarError, zlib.error, ValueError, KeyError) as error:
+        _lift(into)
+        _prune(into, version)
+    except _DAMAGED as error:
         shutil.rmtree(into, ignore_errors=True)
         raise TaskDataError(f"archive {archive} cannot be unpacked: {type(error).__name__}: {error}") from error
-    _lift(into)
-    _prune(into, version)
     if not any(into.iterdir()):
         raise TaskDataError(f"archive {archive} holds no files")
 
@@ -169,7 +175,8 @@ def _prune(tree: Path, version: str) -> None:
             if path.is_symlink():
                 continue
             old = name.endswith((".egg-info", ".dist-info")) and not _is_version(path, version)
-            if name in _DROPPED_DIRS or old or (here == tree and name in _BUILT and _is_built(path)):
+            dropped = name in _DROPPED_DIRS and not (name.isidentifier() and (path / "__init__.py").is_file())
+            if dropped or old or (here == tree and name in _BUILT and _is_built(path)):
                 names.remove(name)
                 shutil.rmtree(path)
         for name in files:

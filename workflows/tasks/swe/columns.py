@@ -18,6 +18,12 @@ PRIVATE: Final = frozenset({
 })  # fmt: skip
 """What shows the solution or how it is graded; the names of the tests are hints."""
 
+PUBLIC: Final = frozenset({
+    "instance_id", "task_id", "repo", "version", "base_commit", "problem_statement", "source_root", "archive",
+    "archive_sha256", "requirements",
+})  # fmt: skip
+"""What INIT and RUN may know. A column that is in neither list is dropped: it might be the solution by another name."""
+
 _TEXTS: Final = ("instance_id", "repo", "problem_statement", "patch", "test_patch", "archive")
 _OPTIONAL_TEXTS: Final = ("version", "base_commit", "source_root")
 _LISTS: Final = ("FAIL_TO_PASS", "PASS_TO_PASS", "requirements")
@@ -52,11 +58,13 @@ def wrong(row: Mapping[str, Any]) -> str:
             texts(row[name])
         except KeyError:
             return f"column {name} is missing"
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return f"column {name}: {error}"
     root = str(row.get("source_root", ""))
     if root.startswith("/") or ".." in root.split("/"):
         return f"column source_root: {root!r} is not inside the repository"
+    if "\0" in row["archive"] or "\0" in root:
+        return "column archive or source_root holds a zero byte"
     if not row["instance_id"]:
         return "column instance_id is empty"
     if not texts(row["FAIL_TO_PASS"]):
@@ -65,19 +73,20 @@ def wrong(row: Mapping[str, Any]) -> str:
 
 
 def completed(row: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The row with its `task_id`, the archive's absolute path and the digest of its content.
+    """The row's known columns with its `task_id`, the archive's absolute path and the digest of its content.
 
     The digest is empty where the archive cannot be read: preparing then says so.
     """
     path = folder / row["archive"]
-    return {**row, "task_id": row["instance_id"], "archive": str(path), "archive_sha256": digest_of(path)}
+    known = {name: value for name, value in row.items() if name in PUBLIC or name in PRIVATE}
+    return {**known, "task_id": row["instance_id"], "archive": str(path), "archive_sha256": digest_of(path)}
 
 
 def digest_of(archive: Path) -> str:
     """sha256 of a file in hexadecimal, or an empty text where it cannot be read."""
     try:
         return hashlib.sha256(sharedfs.read_bytes(archive)).hexdigest()
-    except OSError:
+    except (OSError, ValueError):  # a name that no file can have, too
         return ""
 
 

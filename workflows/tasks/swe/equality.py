@@ -17,20 +17,28 @@ CONTAINERS = (list, tuple, set, frozenset, dict)
 
 
 class Equality(ast.NodeTransformer):
-    """Sends every comparison for equality through a look at both sides: see `Look`."""
+    """Sends every comparison for equality through a look at both sides: see `Look`.
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    Args:
+        look: a constant that stands for a `Look`.
+        within: one that stands for its `within`.
+    """
+
+    def __init__(self, look: str, within: str) -> None:
+        self._look, self._within = look, within
 
     def _call(self, where: ast.expr, same: bool, *sides: ast.expr) -> ast.expr:
-        call = ast.Call(func=ast.Name(self._name, ast.Load()), args=[*sides, ast.Constant(same)], keywords=[])
+        call = ast.Call(func=ast.Constant(self._look), args=[*sides, ast.Constant(same)], keywords=[])
         return ast.fix_missing_locations(ast.copy_location(call, where))
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
-        """`a == b`; chains are left as they are."""
+        """`a == b` and `a in b`; chains are left as they are."""
         self.generic_visit(node)
         if len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq):
             return self._call(node, True, node.left, node.comparators[0])
+        if len(node.ops) == 1 and isinstance(node.ops[0], ast.In):
+            within = ast.Call(func=ast.Constant(self._within), args=[node.left, node.comparators[0]], keywords=[])
+            return ast.fix_missing_locations(ast.copy_location(within, node))
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
@@ -51,6 +59,8 @@ class Look:
         any_is_used: the test module names unittest.mock.ANY, so that one may come from it.
     """
 
+    __slots__ = ("_any", "_any_is_used", "_base", "_dice", "_number", "_text", "trusted")
+
     def __init__(self, any_is_used: bool) -> None:
         from unittest import mock
 
@@ -59,6 +69,8 @@ class Look:
         self._any, self._any_is_used = type(mock.ANY), any_is_used
         self._number, self._text = self._dice.getrandbits(60), f"{self._dice.getrandbits(60):x}"
         self._base: Any = object.__eq__
+        self.trusted: list[types.CodeType] = []
+        """Code of the hidden tests themselves, whose classes may equal what they like."""
 
     def __call__(self, left: Any, right: Any, same: bool) -> Any:
         """`left == right`, or both where `same` is false: then the caller compares."""
@@ -75,45 +87,76 @@ class Look:
             self._check(right, left, 3)
         return equal
 
+    def within(self, item: Any, container: Any) -> Any:
+        """`item in container`."""
+        kind = type(container)
+        if kind not in PLAIN and kind not in CONTAINERS and hasattr(kind, "__contains__"):
+            self._check(container, None, 3)
+            # Some hold every text, as a wildcard does; what holds every object lies.
+            strangers = self._strangers(None)[0]
+            if not self._is_hidden(kind.__contains__) and self._all(lambda one: one in container, strangers):
+                raise AssertionError("a value claims to hold what it does not")
+        elif kind in CONTAINERS:
+            self._check(container, None, 3)
+        return item in container
+
     def _check(self, value: Any, other: Any, depth: int) -> None:
         kind = type(value)
         if kind in PLAIN:
             return
-        if kind not in CONTAINERS:
-            if self._lies(value, other):
-                raise AssertionError("a value claims to equal what it does not")
-        elif depth and len(value) <= 1000:
-            alike = type(other) is kind
-            for key, item in list(value.items() if kind is dict else enumerate(value)):
+        base = next((one for one in CONTAINERS if issubclass(kind, one)), None)
+        if kind is not base and self._lies(value, other):
+            raise AssertionError("a value claims to equal what it does not")
+        if base is not None and depth and base.__len__(value) <= 1000:
+            alike = issubclass(type(other), base)
+            for key, item in list(dict.items(value) if base is dict else enumerate(base.__iter__(value))):
                 beside = None
-                if alike and kind is dict:
-                    beside = other.get(key)
-                elif alike and kind in (list, tuple) and key < len(other):
-                    beside = other[key]
+                if alike and base is dict:
+                    beside = dict.get(other, key)
+                elif alike and base in (list, tuple) and key < base.__len__(other):
+                    beside = base.__getitem__(other, key)
                 self._check(item, beside, depth - 1)
 
     def _lies(self, value: Any, other: Any) -> bool:
         kind = type(value)
         if kind is self._any:
             return not self._any_is_used
-        if kind.__eq__ is self._base:
+        if kind.__eq__ is self._base or self._is_hidden(kind.__eq__):
             return False
         try:
-            return all(value == stranger for stranger in self._strangers(other))
+            groups = self._strangers(other)
+        except Exception:  # noqa: BLE001 - of a number that cannot be added to, for one
+            groups = self._strangers(None)
+        return any(self._all(lambda one: value == one, group) for group in groups)
+
+    def _is_hidden(self, function: Any) -> bool:
+        """Whether a method was written in the hidden tests, which no agent has seen."""
+        code = getattr(function, "__code__", None)
+        return any(code is one for one in self.trusted)
+
+    @staticmethod
+    def _all(claims: Any, strangers: list[Any]) -> bool:
+        try:
+            return all(claims(stranger) for stranger in strangers)
         except Exception:  # noqa: BLE001 - a comparison may raise anything; it does not say "equal" then
             return False
 
-    def _strangers(self, other: Any) -> list[Any]:
-        """Values that nothing equals which equals `other`."""
+    def _strangers(self, other: Any) -> list[list[Any]]:
+        """Groups of values: who equals `other` does not equal all of one."""
         number, text, kind = self._number, self._text, type(other)
-        if kind in (int, float):
-            return [other + number]
+        if kind in (int, float) or kind.__name__ in ("Decimal", "Fraction"):
+            return [[other + number if other + number != other else number]]
+        if kind is bool:
+            return [[other, not other]]
         if kind is str:
-            return [other + text]
+            return [[other + text], *([[(text * len(other))[: len(other)]]] if len(other) > 3 else [])]
         if kind is bytes:
-            return [other + text.encode()]
+            return [[other + text.encode()]]
         if kind is dict:
-            return [{**other, text: number}]
+            return [[{**other, text: number}]]
         if kind in CONTAINERS:
-            return [kind([*other, text])]
-        return [object(), number, text, [text], {text: number}]
+            same_length = [[kind([text] * len(other))]] if other and kind in (list, tuple) else []
+            return [[kind([*other, text])], *same_length]
+        if kind.__name__ == "ApproxScalar" and type(other.expected) in (int, float):
+            return [[kind(other.expected + number)]]
+        return [[object(), number, text, [text], {text: number}]]

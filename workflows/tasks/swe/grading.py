@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Final
 
 import msgspec
@@ -20,7 +20,7 @@ from workflows.errors import TaskDataError
 from workflows.tasks.swe import columns, patches, setting
 from workflows.wheels.install import site_packages
 
-GUEST: Final = ("workflows.tasks.swe.equality", "workflows.tasks.swe.guest")
+GUEST: Final = ("workflows.tasks.swe.equality", "workflows.tasks.swe.prying", "workflows.tasks.swe.guest")
 
 PROTECTED: Final = (
     "conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg", "setup.py",
@@ -42,6 +42,7 @@ Canaries = frozenset[str]
 """Names of test functions; functions of one name in several files are canaries together, as one may inherit another."""
 
 RUNS: Final = 2
+_LONGEST_ID: Final = 4000
 
 
 class Heard(msgspec.Struct):
@@ -49,15 +50,16 @@ class Heard(msgspec.Struct):
 
     Args:
         outcomes: of each test, by the worst of its phases: passed only where all three passed.
-        changed: names of the test functions, by file, that were found and given their ending.
+        changed: names of the test functions, by file, that were found and given their ending; None where the run did
+            not come so far, which is before any code of the project.
         broken: files that could not be collected, with the reason's end.
         ended: the run came to its end.
-        patched: parts of pytest that were not what they had been.
+        patched: parts of pytest that were not what they had been, and reaches of the project for the tests.
         unreadable: hidden files that are no Python.
     """
 
     outcomes: dict[str, str] = {}
-    changed: dict[str, list[str]] = {}
+    changed: dict[str, list[str]] | None = None
     broken: dict[str, str] = {}
     unreadable: dict[str, str] = {}
     ended: bool = False
@@ -71,6 +73,14 @@ class Tests(msgspec.Struct, frozen=True):
     pass_to_pass: list[str]
     files: dict[str, bytes | None]
     """Whole files by their path in the repository; None is deleted."""
+    decoys: dict[str, bytes] = {}
+    """What lies on disk in place of test files, whose code is made from what is sent."""
+    used: list[str] = []
+    """Words of the repository that excuse the same in what an agent leaves: see prying.py."""
+    options: list[str] = []
+    """Of pytest, as the repository configures them."""
+    xfail: list[str] = []
+    """Expected tests that may fail as they are marked to, which counts as a pass."""
 
     @property
     def expected(self) -> list[str]:
@@ -149,30 +159,46 @@ def assignment(row: Row, tests: Tests, canaries: Canaries, version: str) -> dict
         for path, names in tests.names.items()
     }
     return {
-        "seed": secrets.randbits(64), "root": setting.ROOT, "sources": [source], "tests": files,
-        "prefix": setting.ENV, "site": f"{setting.ENV}/{site_packages(version)}", "pth": setting.SOURCE_PTH,
+        "seed": secrets.randbits(64), "root": setting.ROOT, "sources": [source], "tests": files, "used": tests.used,
+        "options": tests.options, "prefix": setting.ENV, "site": f"{setting.ENV}/{site_packages(version)}",
+        "pth": setting.SOURCE_PTH,
     }  # fmt: skip
 
 
-def hear(records: Sequence[Any]) -> Heard:
-    """Sort out what the guest told."""
-    heard = Heard({}, {}, {}, {}, patched=[])
+def hear(records: Sequence[Any], tests: Tests) -> Heard:
+    """Sort out what the guest told of these tests; a record of another shape is nothing."""
+    heard = Heard({}, None, {}, {}, patched=[])
+    expected = frozenset(tests.expected)
     for record in records:
-        _take(heard, record)
+        if isinstance(record, dict):
+            _take(heard, record, expected)
     return heard
 
 
-def _take(heard: Heard, event: Mapping[str, Any]) -> None:
+def _take(heard: Heard, event: Mapping[str, Any], expected: Set[str]) -> None:
+    """What comes after `changed` may come from the project; what comes before cannot."""
     if "id" in event:
-        _take_outcome(heard.outcomes, event)
-    elif "changed" in event:
-        heard.changed = heard.changed or event["changed"]
+        if _is_meant(str(event["id"]), expected):
+            _take_outcome(heard.outcomes, event)
+    elif heard.changed is None and isinstance(event.get("changed"), dict):
+        heard.changed = event["changed"]
+    elif "pried" in event:
+        heard.patched.append(str(event["pried"]))
     elif "broken" in event:
         heard.broken[str(event["broken"])] = str(event.get("text", ""))
-    elif "unreadable" in event:
+    elif "unreadable" in event and heard.changed is None:
         heard.unreadable[str(event["unreadable"])] = str(event.get("text", ""))
     elif "end" in event:
-        heard.ended, heard.patched = True, list(event.get("patched", []))
+        heard.ended = True
+        patched = event.get("patched")
+        heard.patched += [str(name) for name in patched] if isinstance(patched, list) else ["end"]
+
+
+def _is_meant(told: str, expected: Set[str]) -> bool:
+    """Whether an id that was told is expected, or begins with one that is and a blank: see `seen`."""
+    if told in expected or len(told) > _LONGEST_ID:
+        return told in expected
+    return any(told[: blank.start()] in expected for blank in re.finditer(" ", told))
 
 
 def _take_outcome(outcomes: dict[str, str], event: Mapping[str, Any]) -> None:
@@ -181,6 +207,10 @@ def _take_outcome(outcomes: dict[str, str], event: Mapping[str, Any]) -> None:
     before = {"setup": None, "call": "setup", "teardown": "call"}.get(str(when), "never")
     if outcome == "passed" and outcomes.get(test) == before:
         outcomes[test] = {"setup": "setup", "call": "call", "teardown": "passed"}[str(when)]
+    elif outcome == "xfail" and when == "call" and outcomes.get(test) == before:
+        outcomes[test] = "xfail-call"
+    elif outcome == "passed" and when == "teardown" and outcomes.get(test) == "xfail-call":
+        outcomes[test] = "xfail"
     else:
         outcomes[test] = "failed"
 
@@ -194,10 +224,11 @@ def seen(test: str, outcomes: Mapping[str, str]) -> list[str]:
     return [test] if test in outcomes else [other for other in outcomes if other.startswith(f"{test} ")]
 
 
-def passed(test: str, outcomes: Mapping[str, str]) -> bool:
-    """Whether an expected test was seen, and passed."""
+def passed(test: str, outcomes: Mapping[str, str], *, xfail: bool = False) -> bool:
+    """Whether an expected test was seen, and passed; or failed as it is marked to, where that is a pass."""
     meant = seen(test, outcomes)
-    return bool(meant) and all(outcomes[other] == "passed" for other in meant)
+    good = ("passed", "xfail") if xfail else ("passed",)
+    return bool(meant) and all(outcomes[other] in good for other in meant)
 
 
 def judge(tests: Tests, runs: Sequence[tuple[Canaries, Heard]]) -> Reward:
@@ -209,7 +240,8 @@ def judge(tests: Tests, runs: Sequence[tuple[Canaries, Heard]]) -> Reward:
         tests: what is expected.
         runs: of each run its canaries and what was heard of it; one that was not made is missing.
     """
-    results = {test: _counted(test, runs) for test in tests.expected}
+    marked = frozenset(tests.xfail)
+    results = {test: _counted(test, runs, xfail=test in marked) for test in tests.expected}
     f2p, p2p = _share(tests.fail_to_pass, results), _share(tests.pass_to_pass, results)
     honest = not any(heard.patched for _, heard in runs) and all(
         _failed_as_canary(test, canaries, heard, must_be_seen=results[test])
@@ -220,22 +252,22 @@ def judge(tests: Tests, runs: Sequence[tuple[Canaries, Heard]]) -> Reward:
     return Reward(float(honest and whole and f2p == p2p == 1.0), {"f2p": f2p, "p2p": p2p, "canary": float(honest)})
 
 
-def _counted(test: str, runs: Sequence[tuple[Canaries, Heard]]) -> bool:
+def _counted(test: str, runs: Sequence[tuple[Canaries, Heard]], *, xfail: bool = False) -> bool:
     """Whether a test passed in every run in which it was no canary."""
     name = function_of(test)
     counting = [heard for names, heard in runs if name not in names or not _was_changed(name, heard)]
-    return bool(counting) and all(passed(test, heard.outcomes) for heard in counting)
+    return bool(counting) and all(passed(test, heard.outcomes, xfail=xfail) for heard in counting)
 
 
 def _was_changed(name: str, heard: Heard) -> bool:
     """Whether a function of that name was given its ending in any file; one that is inherited may come from there."""
-    return any(name in names for names in heard.changed.values())
+    return any(name in names for names in (heard.changed or {}).values())
 
 
 def _failed_as_canary(test: str, canaries: Canaries, heard: Heard, *, must_be_seen: bool) -> bool:
     """Of a test whose own file holds its function it is certain that it was a canary."""
     name = function_of(test)
-    if name not in canaries or name not in heard.changed.get(file_of(test), ()):
+    if name not in canaries or name not in (heard.changed or {}).get(file_of(test), ()):
         return True
     meant = seen(test, heard.outcomes)
     return (bool(meant) or not must_be_seen) and all(heard.outcomes[other] != "passed" for other in meant)

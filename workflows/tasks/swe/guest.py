@@ -2,8 +2,8 @@
 
 It is run by workflows/grading/bootstrap.py, so no site directory, no variable and no file of the workspace has a say
 before pytest is loaded from the layer and the hidden tests are compiled. Their code is made before any code of the
-project runs: every expected test ends with a check on numbers, which holds where the test counts and does not in a
-canary. Until then both do the same, so that a canary leaves behind what the test would have left, and on disk they are
+project runs: every expected test says at its end a number, which is right where the test counts and wrong in a canary.
+Until then both do the same, so that a canary leaves behind what the test would have left, and on disk they are
 the same: a runner that a project has patched, or a report that it forges, says "passed" of canaries too. Needs
 Python 3.8 in the sandbox.
 """
@@ -19,10 +19,12 @@ import random
 import site
 import sys
 import types
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from workflows.tasks.swe.equality import Equality, Look
+from workflows.tasks.swe.prying import watch
 
 # -- the tests' code ---------------------------------------------------------------------------------------------------
 
@@ -60,30 +62,102 @@ def numbers(dice: random.Random, *, holds: bool) -> tuple[int, int, int, int]:
     return a, b, m, value if holds else (value + dice.randrange(1, m)) % m
 
 
-def ending(a: int, b: int, m: int, value: int) -> Callable[[Any], Any]:
-    """A decorator: the function does what it does, and then fails unless the numbers agree.
+def ending() -> tuple[Callable[[Any], Any], Callable[[int], None]]:
+    """A decorator, and what the functions that it is given call where they end: with zero, unless they are canaries.
 
-    It fails outside of the test's own frame, so that no traceback keeps alive what the test has made.
+    The number is in the body, and the check outside of it: a body that was emptied ends nowhere, and no traceback of a
+    canary keeps alive what the test has made.
     """
+    reached: list[int] = []
+
+    def check(before: int) -> None:
+        assert len(reached) > before and reached[-1] == 0
 
     def decorate(function: Any) -> Any:
         async def ended_async(*args: Any, **kwargs: Any) -> Any:
+            before = len(reached)
             result = await function(*args, **kwargs)
-            assert a * b % m == value
+            check(before)
             return result
 
         def ended(*args: Any, **kwargs: Any) -> Any:
+            before = len(reached)
             result = function(*args, **kwargs)
-            assert a * b % m == value
+            check(before)
             return result
 
         return functools.wraps(function)(ended_async if inspect.iscoroutinefunction(function) else ended)
 
-    return decorate
+    return decorate, reached.append
+
+
+class Ends(ast.NodeTransformer):
+    """Puts a statement before each `return` of a function; functions inside it are left alone."""
+
+    def __init__(self, made: Callable[[ast.AST], ast.stmt]) -> None:
+        self._made = made
+
+    def visit_Return(self, node: ast.Return) -> Any:
+        """Both."""
+        return [self._made(node), node]
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
+        """As it is."""
+        return node
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> Any:
+        """As it is."""
+        return node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> Any:
+        """As it is."""
+        return node
+
+
+def give_ending(function: Any, canary: bool, dice: random.Random) -> None:
+    """Let a function say where it ends, by numbers that give zero where it is no canary, and be checked outside."""
+    a, b, m, value = numbers(dice, holds=not canary)
+
+    def made(where: ast.AST) -> ast.stmt:
+        given = ast.parse(f"{a} * {b} % {m} - {value}", mode="eval").body
+        said = ast.Expr(ast.Call(func=ast.Constant(REACH), args=[given], keywords=[]))
+        for node in ast.walk(said):
+            ast.copy_location(node, where)
+        return said
+
+    last = function.body[-1]
+    ends = Ends(made)
+    visited = [ends.visit(line) for line in function.body]
+    function.body = [one for got in visited for one in (got if isinstance(got, list) else [got])]
+    function.body.append(made(last))
+    function.decorator_list.append(ast.copy_location(ast.Constant(END), function))
+
+
+REACH, END = "<reach>", "<end>"
+"""Constants for which the functions themselves are put into the code: a name could be bound to something else."""
+
+
+def with_objects(code: types.CodeType, objects: dict[str, Any]) -> types.CodeType:
+    """The code with the objects in place of the constants that stand for them, in the functions inside it too."""
+    constants = []
+    for value in code.co_consts:
+        if isinstance(value, types.CodeType):
+            constants.append(with_objects(value, objects))
+        else:
+            constants.append(objects.get(value, value) if isinstance(value, str) else value)
+    return code.replace(co_consts=tuple(constants))
+
+
+def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    """The code and all that is inside it."""
+    yield code
+    for value in code.co_consts:
+        if isinstance(value, types.CodeType):
+            yield from codes_in(value)
 
 
 def compiled(
-    source: bytes, path: str, canaries: dict[str, bool], dice: random.Random, look: str, end: str
+    source: bytes, path: str, canaries: dict[str, bool], dice: random.Random, look: Look
 ) -> tuple[types.CodeType, set[str]]:
     """A test module's code, and the names of the tests in it that were given an ending.
 
@@ -92,22 +166,28 @@ def compiled(
         path: of its file.
         canaries: the expected tests' function names, and whether each is a canary.
         dice: draws numbers.
-        look: the name by which `Look` is found.
-        end: the name by which `ending` is found.
+        look: what it compares by.
     """
     tree = ast.parse(source, path)
+    mark = f"{dice.getrandbits(60):x}"  # so that no text of the tests is taken for one of ours
     changed = set()
     for function in functions(tree):
         if function.name not in canaries or yields(function):
             continue
         changed.add(function.name)
-        given: list[ast.expr] = [ast.Constant(number) for number in numbers(dice, holds=not canaries[function.name])]
-        call = ast.Call(func=ast.Name(end, ast.Load()), args=given, keywords=[])
-        for node in ast.walk(call):
-            ast.copy_location(node, function)
-        function.decorator_list.append(call)
-    tree = ast.fix_missing_locations(Equality(look).visit(tree))
-    return compile(tree, path, "exec", dont_inherit=True), changed
+        give_ending(function, canaries[function.name], dice)
+    tree = Equality(f"<look {mark}>", f"<within {mark}>").visit(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and node.value in (REACH, END) and isinstance(node.value, str):
+            node.value = f"{node.value} {mark}"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # a constant is called
+        code = compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
+    end, reach = ending()
+    objects = {f"<look {mark}>": look, f"<within {mark}>": look.within, f"{END} {mark}": end, f"{REACH} {mark}": reach}
+    code = with_objects(code, objects)
+    look.trusted.extend(codes_in(code))
+    return code, changed
 
 
 class Loader(importlib.machinery.SourceFileLoader):
@@ -141,11 +221,12 @@ class Finder:
 
 WATCHED = (
     "_pytest.runner", "_pytest.reports", "_pytest.python", "_pytest.main", "_pytest.unittest", "_pytest.skipping",
-    "_pytest.outcomes", "pluggy._callers", "pluggy._hooks", "pluggy._manager", "unittest.case",
+    "_pytest.outcomes", "_pytest.raises", "_pytest.python_api", "_pytest.capture", "_pytest.recwarn", "pluggy._callers",
+    "pluggy._hooks", "pluggy._manager", "unittest.case", "unittest.mock",
 )  # fmt: skip
 
 
-def state_of_runner(own: Sequence[type]) -> dict[str, tuple[Any, Any]]:
+def state_of_runner(own: Sequence[type], looks: Sequence[Look]) -> dict[str, tuple[Any, Any]]:
     """What pytest is made of: each function and method of the modules above, by name, with its code."""
     found: dict[str, tuple[Any, Any]] = {}
     places: list[tuple[str, Any]] = [(name, vars(sys.modules[name])) for name in WATCHED if name in sys.modules]
@@ -164,6 +245,9 @@ def state_of_runner(own: Sequence[type]) -> dict[str, tuple[Any, Any]]:
     for name, value in vars(builtins).items():
         if isinstance(value, types.BuiltinFunctionType):
             found["builtins." + name] = (value, None)
+    for number, look in enumerate(looks):
+        for name in look.__slots__:
+            found[f"look.{number}.{name}"] = (id(getattr(look, name)), None)
     return found
 
 
@@ -219,21 +303,18 @@ def plugins(directory: str) -> Iterator[str]:
 def main(given: dict[str, Any], tell: Callable[[Any], None]) -> None:
     """Run the tests, tell what happened, and end without what a project left for the exit."""
     be_installed(given["prefix"], given["site"], given["pth"])
-    import builtins
-
     import pytest
 
     dice = random.Random(given["seed"])  # noqa: S311 - the seed comes from a cryptographic source
     codes: dict[str, types.CodeType] = {}
+    looks: list[Look] = []
     changed: dict[str, list[str]] = {}
     for path, (text, canaries) in given["tests"].items():
-        look, end = f"look_{dice.getrandbits(60):x}", f"end_{dice.getrandbits(60):x}"
-        setattr(builtins, look, Look("ANY" in text))
-        setattr(builtins, end, ending)
+        looks.append(Look("ANY" in text))
         full = f"{given['root']}/{path}"
         try:
-            codes[full], found = compiled(text.encode("latin-1"), full, canaries, dice, look, end)
-        except (SyntaxError, ValueError) as error:
+            codes[full], found = compiled(text.encode("latin-1"), full, canaries, dice, looks[-1])
+        except (SyntaxError, ValueError, RecursionError) as error:
             tell({"unreadable": path, "text": str(error)})
             return
         changed[path] = sorted(found)
@@ -249,19 +330,26 @@ def main(given: dict[str, Any], tell: Callable[[Any], None]) -> None:
         given["root"],
         "--color=no",
         "--tb=no",
+        *given["options"],
     ]
     for name in plugins(given["site"]):
         options += ["-p", name]
     arguments = options + list(given["tests"])
-    own = (Recorder, Finder, Loader)
+    own = (Recorder, Finder, Loader, Look)
+    names = {name for canaries in given["tests"].values() for name in canaries[1]}
+    trusted = (os.path.dirname(os.__file__), given["site"], "<frozen ", "<workflows.")  # noqa: PTH120 - as code says it
+    hook = watch(
+        lambda line: tell({"pried": line}), trusted=trusted, tests=frozenset(codes), names=names, used=given["used"]
+    )
     recorder = Recorder(tell, Finder(codes))
-    before = state_of_runner(own)
+    before = state_of_runner(own, looks)
     os.chdir(given["root"])
     sys.path.extend(given["sources"])
     given.clear()
-    del dice, codes, changed, canaries
+    del dice, codes, changed, canaries, names
+    sys.addaudithook(hook)
     status = pytest.main(arguments, plugins=[recorder])
-    after = state_of_runner(own)
+    after = state_of_runner(own, looks)
     patched = sorted(name for name, value in before.items() if after.get(name) != value)
     tell({"end": int(status), "patched": patched[:20]})
     os._exit(0)

@@ -127,6 +127,16 @@ def _entry_points(tree: Path, source: Path) -> dict[str, dict[str, str]]:
     return found
 
 
+def sections(path: Path) -> dict[str, dict[str, str]]:
+    """The sections of an .ini file; none where there is none, or nobody can read it."""
+    return _sections(_text(path))
+
+
+def pyproject(tree: Path) -> Mapping[str, Any]:
+    """The repository's pyproject.toml, likewise."""
+    return _pyproject(tree)
+
+
 def _sections(text: str) -> dict[str, dict[str, str]]:
     parser = configparser.RawConfigParser(delimiters=("=",), strict=False)
     parser.optionxform = str  # type: ignore[assignment,method-assign]

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from sandbox.errors import FilesError
 from sandbox.protocols import Sandbox
 from stages.errors import RolloutError, VerifierError
 from stages.protocols import Environment, Reward, Row
@@ -16,7 +17,7 @@ from stages.trajectory import Message, Trajectory
 from workflows.errors import TaskDataError
 from workflows.grading.trusted import run_trusted
 from workflows.tasks.rows import broken_environment, read_rows, refuse_broken
-from workflows.tasks.swe import archive, columns, grading, patches, setting
+from workflows.tasks.swe import archive, columns, grading, patches, repository, setting
 from workflows.tools import bash
 from workflows.wheels.cache import WheelCache
 from workflows.wheels.errors import UnresolvableError, WheelError
@@ -31,6 +32,14 @@ _PROMPT = """You are working in {root}, a git repository of {repo}{version}. Thi
 
 Change the source in {root} so that the issue is resolved; tests that you do not see will check it. There is no
 network. {python} is the project's Python with its requirements, pytest among them. When you are done, say so."""
+
+
+_CLEAR = """
+here="$1"; shift
+while [ $# -gt 1 ]; do here="$here/$1"; shift; [ -d "$here" ] || rm -f -- "$here"; done
+rm -rf -- "$here/$1"
+"""
+"""Removes what is no directory above a file, and whatever has its name."""
 
 
 class SweTask:
@@ -146,19 +155,27 @@ class SweTask:
         version = await self._version(sandbox)
         runs: list[tuple[grading.Canaries, grading.Heard]] = []
         for canaries in grading.draw(tests):
+            if runs:
+                await sandbox.reset()  # what the first run changed, the interpreter among it, the second does not see
             await self._lay_down(sandbox, tests)
             graded = await run_trusted(
                 sandbox, grading.GUEST, grading.assignment(row, tests, canaries, version),
                 interpreters=[setting.PYTHON], env=grading.GUEST_ENV, timeout_s=self._test_s,
             )  # fmt: skip
-            heard = grading.hear(graded.records)
+            heard = await asyncio.to_thread(grading.hear, graded.records, tests)
             if heard.unreadable:
                 path, text = next(iter(heard.unreadable.items()))
                 raise VerifierError(f"{row['task_id']}: hidden tests {path}: {text}", final=True)
+            if heard.changed is None:
+                said = graded.execution.output.decode(errors="replace").strip().splitlines()[-1:]
+                raise VerifierError(
+                    f"{row['task_id']}: pytest did not begin, before any code of the project: {''.join(said)[-300:]}",
+                    final=not graded.execution.timed_out,
+                )
             runs.append((canaries, heard))
             if graded.execution.timed_out:
                 break  # nothing passes any more, whatever the other run says
-        return grading.judge(tests, runs)
+        return await asyncio.to_thread(grading.judge, tests, runs)
 
     def _tests(self, row: Row) -> grading.Tests:
         """The hidden files, made from the archive, where no agent ever was."""
@@ -171,7 +188,7 @@ class SweTask:
                 inside = file.resolve().is_relative_to(tree.resolve())
                 return file.read_bytes() if inside and file.is_file() else None
 
-            return grading.tests_of(row, read)
+            return repository.complete(grading.tests_of(row, read), row, tree, read)
         except TaskDataError as error:
             raise VerifierError(f"{row['task_id']}: {error}", final=True) from error
         finally:
@@ -188,10 +205,17 @@ class SweTask:
         """Write the hidden files over whatever has their names; nothing of the agent runs meanwhile."""
         for path, content in tests.files.items():
             full = posixpath.join(setting.ROOT, path)
-            if content is not None:
-                await sandbox.files.write(full, content)
-            else:
+            if content is None:
                 await sandbox.execute(["/bin/rm", "-rf", "--", full], cwd="/", timeout_s=self._test_s)
+                continue
+            content = tests.decoys.get(path, content)
+            try:
+                await sandbox.files.write(full, content)
+            except FilesError:  # something stands where the file, or a directory above it, must be
+                await sandbox.execute(
+                    ["/bin/sh", "-c", _CLEAR, "sh", setting.ROOT, *path.split("/")], cwd="/", timeout_s=self._test_s
+                )
+                await sandbox.files.write(full, content)
 
     async def solve(self, sandbox: Sandbox, row: Row) -> str | None:
         """Apply the row's patch with git, as a person would.

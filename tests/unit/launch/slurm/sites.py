@@ -33,6 +33,7 @@ class Nodes:
 def site(
     *groups: Nodes, bf_interval_s: int = 30, max_time_min: int | None = 1440, grace_time_s: int = 5,
     preempt_mode: str = "REQUEUE", preempt_type: str = "preempt/partition_prio", max_nodes: int | None = None,
+    kill_wait_s: int = 30, signals_preempted: bool = False,
 ) -> SiteInfo:  # fmt: skip
     """A site of these nodes; without any, five CPU nodes and two GPU nodes."""
     groups = groups or (
@@ -55,5 +56,6 @@ def site(
         )  # fmt: skip
     return SiteInfo(
         cluster="mill", version=(22, 5, 8), partitions=tuple(partitions), nodes=tuple(nodes),
-        bf_interval_s=bf_interval_s, preempt_type=preempt_type,
+        bf_interval_s=bf_interval_s, preempt_type=preempt_type, kill_wait_s=kill_wait_s,
+        signals_preempted=signals_preempted,
     )  # fmt: skip

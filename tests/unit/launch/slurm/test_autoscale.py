@@ -51,3 +51,9 @@ def test_workers_of_the_placement_are_never_ended() -> None:
     controller = Controller(KEYS, step=2)
     for now in (0.0, 100.0, 200.0):
         assert controller.decide(now, status(0, {1: 0}), [], 9) is None
+
+
+def test_nobody_waits_for_the_rest_of_a_job_that_lost_a_node() -> None:
+    there = {1: 4, 2: 4}
+    assert Controller(KEYS, step=2).decide(0.0, status(500, there), [Added("7", 2, 2)], 9) is None
+    assert Controller(KEYS, step=2).decide(0.0, status(500, there), [Added("7", 2, 2, settled=True)], 9) == Grow(2)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from launch.errors import Exit
 from launch.slurm import cancelling
-from launch.slurm.cancelling import cancel_jobs
+from launch.slurm.cancelling import NotCancelledError, cancel_jobs
 from launch.slurm.client.errors import SlurmUnavailable
 from tests.unit.launch.slurm.conftest import Sides
 from tests.unit.launch.slurm.leaders import JobSide, het, plain
@@ -87,8 +88,9 @@ async def test_a_failed_runs_leftovers_are_taken_and_a_finished_ones_are_none(ma
 
 async def test_when_slurm_does_not_answer_that_is_said(made: JobSide) -> None:
     made.slurm.error = SlurmUnavailable("squeue: no answer")
-    (said,) = await cancel_jobs(made.layout.root)
-    assert said == "Slurm did not take it: squeue: no answer; the run itself was asked by file"
+    with pytest.raises(NotCancelledError, match="Slurm did not take it: squeue: no answer; the run itself") as caught:
+        await cancel_jobs(made.layout.root)
+    assert caught.value.exit_code == Exit.FAILED
     assert made.summary() == {}
 
 

@@ -133,6 +133,16 @@ def test_colocated_is_one_job_and_has_one_partition() -> None:
     assert "name partition cpu and gpu" in only(found(config, "colocated"), fatal=True)
 
 
+def test_of_several_partitions_one_is_enough() -> None:
+    large, small = Nodes("big", 5, 8, 16000, ("big",)), Nodes("small", 5, 1, 100, ("small",))
+    at = site(small, large)
+    assert found(make("cluster.partition='small,big'", "pools.run.cpus_per_task=4"), "linked", at) == []
+    assert found(make("cluster.partition='small,big'", "pools.run.cpus_per_task=4"), "het", at) == []
+    message = only(found(make("pools.run.partition='small,nowhere'"), "linked", at), fatal=True)
+    assert message.startswith("pools.run.partition got nowhere")
+    assert is_preemptible(site(), "cpu,preempt") and not is_preemptible(site(), "cpu,gpu")
+
+
 def test_preemption_is_warned_of_by_what_it_will_do() -> None:
     config = make("cluster.partition=preempt")
     messages = " ".join(one.message for one in found(config, "linked", site()))
@@ -141,6 +151,10 @@ def test_preemption_is_warned_of_by_what_it_will_do() -> None:
     assert found(make("cluster.partition=preempt", "checkpoint.turns=1"), "linked", site()) == []
     assert found(config, "linked", site(grace_time_s=60)) == []
     assert found(config, "linked", site(preempt_type="preempt/none")) == []
+    hasty = site(grace_time_s=60, kill_wait_s=10)
+    assert all("KillWait is 10 s" in one.message and not one.fatal for one in found(config, "linked", hasty))
+    assert len(found(config, "linked", hasty)) == 5, "one a component"
+    assert found(config, "linked", site(grace_time_s=60, kill_wait_s=10, signals_preempted=True)) == []
     het = " ".join(one.message for one in found(config, "het", site(grace_time_s=60)))
     assert "losing one component stops them all" in het
     suspends = " ".join(one.message for one in found(config, "linked", site(preempt_mode="SUSPEND")))

@@ -13,7 +13,7 @@ from launch.errors import CommandError
 from launch.slurm import elastic, record
 from launch.slurm.elastic import Autoscaler, scale
 from tests.unit.launch.slurm.conftest import Sides
-from tests.unit.launch.slurm.leaders import JobSide
+from tests.unit.launch.slurm.leaders import JobSide, plain
 
 
 @pytest.fixture
@@ -95,6 +95,39 @@ async def test_a_refusal_is_said_and_the_run_goes_on(
     made.sbatch.refused = {"run+1"}
     await Autoscaler(autoscaled(made), made.layout).look(status(20, run_1=8))
     assert "the RUN pool stays as it is: Slurm refused run+1" in capsys.readouterr().err
+
+
+async def test_added_jobs_that_died_make_room_and_those_that_wait_do_not(
+    made: JobSide, clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = time.time()
+    made.note("20", "run+1", workers=1, first=2, submitted_at=now - 700)
+    scaler = Autoscaler(autoscaled(made, max=1), made.layout)
+    made.slurm.known = [plain("20", "PENDING")]
+    for _ in range(5):
+        await scaler.look(status(99, run_1=8))
+        clock[0] += 40
+    assert made.sbatch.made == [] and made.slurm.calls["jobs"] == 1
+    await scaler.look(status(99, run_1=8, run_2=8))
+    made.slurm.known = [plain("20", "NODE_FAIL")]
+    clock[0] += 600
+    await scaler.look(status(99))
+    assert made.slurm.calls["jobs"] == 1, "where all workers are silent it is the router that cannot tell"
+    clock[0] += 40
+    await scaler.look(status(99, run_1=8))
+    assert [name for name, _ in made.sbatch.made] == ["run+2"]
+    assert "added job 20 has ended" in capsys.readouterr().err
+
+
+async def test_a_file_system_that_fails_for_a_moment_ends_no_run(
+    made: JobSide, clock: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr(record, "read", broken)
+    await Autoscaler(autoscaled(made), made.layout).look(status(99, run_1=8))
+    assert "stays as it is: [Errno 116] Stale file handle" in capsys.readouterr().err
 
 
 async def test_a_run_that_drains_is_left_alone(made: JobSide, clock: list[float]) -> None:

@@ -324,6 +324,7 @@ async def test_a_follower_hears_from_slurm_that_the_router_will_not_come_back(
     follower: JobSide, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launch.slurm.run_over.ASK_S", 0.05)
+    monkeypatch.setattr("launch.slurm.run_over.ASK_MAX_S", 0.05)
     monkeypatch.setattr("launch.slurm.run_over.ORPHAN_TTLS", 0.05)
     follower.slurm.known = [plain("9", "RUNNING")]
     leading = follower.start("run", follower.steps("run"))

@@ -247,7 +247,7 @@ async def test_b25_a_runs_own_modules_ask_its_clusters(side: Sides, monkeypatch:
     for module in (cancelling, continuing, standing, watch):
         monkeypatch.setattr(module, "open_client", lambda clusters: (opened.append(list(clusters)), made.slurm)[1])
     continuing.Continuing(made.config, made.layout, "control")
-    RunWatch(made.config, made.layout)
+    await RunWatch(made.config, made.layout).status()
     await standing.live_jobs(made.config, record.read(made.layout))
     await cancelling.cancel_jobs(made.layout.root)
     assert opened == [["east"]] * 4

@@ -83,3 +83,15 @@ def test_the_codes_digest_is_of_paths_and_contents_of_what_runs(tmp_path: Path) 
 
 def test_this_installations_code_is_what_runs_here() -> None:
     assert code_digest() == code_digest(Path(__file__).resolve().parents[4])
+
+
+def test_a_run_stays_on_the_cluster_that_took_its_first_job(tmp_path: Path) -> None:
+    def one(job_id: str, *clusters: str) -> Submission:
+        return Submission(name=job_id, job=job_id, job_id=job_id, placement="linked", components=[],
+                          clusters=list(clusters))  # fmt: skip
+
+    doubtful, east, other = one("1", "east", "west"), one("2", "east"), one("1", "west")
+    assert record.home([], ["east", "west"]) == ["east", "west"]
+    assert record.home([doubtful], ["east", "west"]) == ["east", "west"]
+    assert record.home([doubtful, east, other], ["east", "west"]) == ["east"]
+    assert record.by_clusters([east, other, one("3", "east")]) == {("east",): ["2", "3"], ("west",): ["1"]}

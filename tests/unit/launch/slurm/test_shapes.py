@@ -79,7 +79,7 @@ def test_replicas_are_spread_over_no_more_nodes_than_they_fill(
 
 def test_a_heterogeneous_job_has_one_time_limit_the_longest() -> None:
     (job,) = jobs_of(make("pools.run.time_min=30", "pools.eval.time_min=20"), "het")
-    assert [one.time_min for one in job.components] == [30, 30, 30, 20, 30]
+    assert [one.time_min for one in job.components] == [30, 30, 30, 30, 30]
     linked = jobs_of(make("pools.run.time_min=30"), "linked")
     assert [job.components[0].time_min for job in linked] == [30, None, 30, None, None]  # the router outlives all
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from conf.schema import Checkpoint
-from launch.slurm import record, submit
+from conf.schema import Checkpoint, Config
+from launch.slurm import executor, record, submit
 from launch.slurm.client.protocol import Partition
 from launch.slurm.errors import SubmissionError
-from launch.slurm.shapes import jobs_of
+from launch.slurm.executor import Submitted
+from launch.slurm.shapes import Job, jobs_of
 from launch.slurm.submit import TooManySubmissionsError, failed_nodes, place, submit_job, submit_run
 from tests.unit.launch.slurm.conftest import Sides
-from tests.unit.launch.slurm.leaders import JobSide, het
+from tests.unit.launch.slurm.leaders import JobSide, het, plain
 
 LINKED = ["control", "init", "run", "eval", "fleet"]
 
@@ -95,6 +97,10 @@ def test_nodes_that_failed_under_the_run_are_left_out_next_time(side: Sides) -> 
     said = "srun: error: Node failure on cpu7\nslurmstepd: error: *** STEP 9.1 CANCELLED DUE TO NODE FAILURE ***\n"
     (made.layout.slurm / "9.out").write_text(said * 2)
     assert failed_nodes(made.layout) == ["cpu7"]
+    old = made.layout.slurm / "8.out"
+    old.write_text("srun: error: Node failure on cpu8\n")
+    os.utime(old, (time.time() - 90_000,) * 2)
+    assert failed_nodes(made.layout) == ["cpu7"], "cpu8 failed more than a day ago"
     placed(made)
     assert made.sbatch.excluded == ["cpu1", "cpu7"]
 
@@ -122,6 +128,37 @@ async def test_a_run_that_goes_on_already_is_not_submitted_again(
 
 
 @pytest.mark.usefixtures("parts_are_fine")
+async def test_workers_without_a_router_are_ended_and_all_is_submitted_anew(
+    side: Sides, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = side("linked")
+    for number, job in enumerate(LINKED):
+        made.note(str(9 + number), job)
+    made.slurm.known = [plain("9", "FAILED"), plain("10", "RUNNING"), plain("11", "PENDING"), plain("12", "TIMEOUT")]
+    assert await submit_run(made.config) == 0
+    assert ("cancel", ("10", "11"), "all") in made.slurm.told
+    assert [name for name, _ in made.sbatch.made] == LINKED
+    assert "10 (running), 11 (pending) ended; all are submitted anew" in capsys.readouterr().out
+    made.slurm.known = [plain("100", "PENDING"), plain("101", "FAILED")]
+    assert await submit_run(made.config) == 0
+    assert len(made.sbatch.made) == len(LINKED), "a router's job that waits carries the run on"
+
+
+def test_a_runs_later_jobs_go_to_the_cluster_of_its_first(side: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = side("linked", clusters=["east", "west"])
+    asked: list[list[str]] = []
+
+    def sbatch(job: Job, config: Config, *, name: str, **_: Any) -> Submitted:
+        asked.append(config.cluster.clusters)
+        return Submitted(name, str(len(asked)), config.cluster.clusters[-1], made.layout.slurm / f"{name}.sh")
+
+    monkeypatch.setattr(executor, "submit", sbatch)
+    place(made.config, made.layout, "r", "launch")
+    assert asked == [["east", "west"], *[["west"]] * 4]
+    assert {tuple(one.clusters) for one in record.read(made.layout)} == {("west",)}
+
+
+@pytest.mark.usefixtures("parts_are_fine")
 async def test_half_a_job_is_ended_before_the_run_is_carried_on(side: Sides) -> None:
     made = side("het")
     made.note("9")
@@ -138,6 +175,8 @@ async def test_turns_are_checkpointed_where_jobs_may_be_preempted(side: Sides, m
     made.slurm.parts = (Partition(name="p", preempt_mode=mode), Partition(name="q", preempt_mode="CANCEL"))
     open_ = replace(made.config, checkpoint=Checkpoint())
     assert (await submit._with_checkpoints(open_)).checkpoint.turns == turns
+    several = replace(open_, cluster=replace(open_.cluster, partition="o,p"))
+    assert (await submit._with_checkpoints(several)).checkpoint.turns == turns
     chosen = replace(made.config, checkpoint=replace(made.config.checkpoint, turns=3))
     assert (await submit._with_checkpoints(chosen)).checkpoint.turns == 3
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import lzma
+import random
 import tarfile
 from pathlib import Path
 
@@ -118,3 +120,26 @@ def test_equal_trees_make_equal_tars(tmp_path: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(made[0])) as tar:
         assert {"testbed", "testbed/src/tally/__init__.py", "opt/x", "opt/l"} <= set(tar.getnames())
         assert {(member.uid, member.gid, member.mtime) for member in tar} == {(0, 0, archive.TIME)}
+
+
+def test_links_to_themselves_endless_paths_and_damaged_blocks_are_said(tmp_path: Path) -> None:
+    looped, deep, damaged = tmp_path / "loop.tar", tmp_path / "deep.tar", tmp_path / "x.tar.xz"
+    with tarfile.open(looped, "w") as tar:
+        link = tarfile.TarInfo("a")
+        link.type, link.linkname = tarfile.SYMTYPE, "a"
+        tar.addfile(link)
+        tar.addfile(tarfile.TarInfo("a/b"), io.BytesIO())
+    with tarfile.open(deep, "w") as tar:
+        tar.addfile(tarfile.TarInfo("/".join(["d"] * 1500)), io.BytesIO())
+    data = bytearray(lzma.compress(looped.read_bytes() + random.Random(1).randbytes(100_000)))
+    data[50_000] ^= 255
+    damaged.write_bytes(data)
+    for path in (looped, deep, damaged):
+        with pytest.raises(TaskDataError, match=path.name):
+            archive.unpack(path, tmp_path / "tree")
+
+
+def test_a_package_with_the_name_of_a_tools_directory_stays(tmp_path: Path) -> None:
+    files = {**FILES, "src/venv/__init__.py": "", "src/venv/x.py": ""}
+    archive.unpack(write_archive(tmp_path / "a.tar.gz", {**files, "env/venv/x.py": ""}), tmp_path / "tree")
+    assert names(tmp_path / "tree") == set(files)

@@ -26,7 +26,7 @@ def run(
     records: list[dict[str, Any]] = [{"changed": CHANGED}]
     for test in ids:
         records += phases(test, call="failed" if test in failing or failing == ("all",) else "passed")
-    return grading.hear([*records, {"end": 0, "patched": list(patched)}] if end else records)
+    return grading.hear([*records, {"end": 0, "patched": list(patched)}] if end else records, hidden())
 
 
 def hidden(**changes: Any) -> grading.Tests:
@@ -119,8 +119,9 @@ def test_each_function_is_a_canary_once_and_the_draw_differs() -> None:
     ids=["teardown", "skipped", "no setup", "no teardown", "twice", "failed, then passed", "disorder", "xfail"],
 )  # fmt: skip
 def test_only_three_phases_in_order_are_a_pass(records: list[dict[str, Any]]) -> None:
-    assert grading.passed("t", grading.hear(phases("t")).outcomes)
-    assert not grading.passed("t", grading.hear(records).outcomes)
+    only = grading.Tests(["t"], [], {})
+    assert grading.passed("t", grading.hear(phases("t"), only).outcomes)
+    assert not grading.passed("t", grading.hear(records, only).outcomes)
 
 
 def test_an_id_that_was_cut_at_a_blank_stands_for_all_that_it_was_cut_from() -> None:
@@ -146,3 +147,18 @@ def test_data_that_nobody_can_be_graded_by_is_the_rows_own_fault(changes: dict[s
     with pytest.raises(VerifierError, match=said) as raised:
         hidden(**changes)
     assert raised.value.detail["final"] is True
+
+
+def test_records_that_only_a_project_can_have_told_change_nothing() -> None:
+    told = [{"changed": CHANGED}, 5, None, ["id"], {"unreadable": "x", "text": "y"}, {"changed": {}}, {"changed": 3}]
+    heard = grading.hear([*told, {"id": "of nobody", "when": "setup", "outcome": "passed"}], hidden())
+    assert (heard.changed, heard.unreadable, heard.outcomes) == (CHANGED, {}, {})
+    assert grading.hear([{"unreadable": "x", "text": "y"}], hidden()).unreadable == {"x": "y"}
+    assert grading.hear([{"hello": 1}], hidden()).changed is None
+
+
+def test_reaching_for_the_tests_is_a_cheat() -> None:
+    caught = honest(HALF)[1]
+    caught.patched.append("/testbed/src/x.py: _getframe")
+    assert judged((HALF, caught), honest(NAMES - HALF)) == (0.0, {"f2p": 1.0, "p2p": 1.0, "canary": 0.0})
+    assert grading.hear([{"pried": "x"}, {"end": 0, "patched": 5}], hidden()).patched == ["x", "end"]

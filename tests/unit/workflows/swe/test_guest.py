@@ -45,8 +45,10 @@ NAMES = {"test_plain", "test_documented", "test_loop", "test_async", "test_metho
 
 
 def made(seed: int, *, canary: bool, source: bytes = SOURCE) -> tuple[dict[str, Any], set[str]]:
-    code, changed = guest.compiled(source, "t.py", dict.fromkeys(NAMES, canary), random.Random(seed), "look", "end")
-    module: dict[str, Any] = {"look": equality.Look(False), "end": guest.ending, "__name__": "t"}
+    code, changed = guest.compiled(
+        source, "t.py", dict.fromkeys(NAMES, canary), random.Random(seed), equality.Look(False)
+    )
+    module: dict[str, Any] = {"__name__": "t"}
     exec(code, module)
     return module, changed
 
@@ -72,6 +74,54 @@ def test_a_test_that_counts_passes_and_its_canary_does_not(name: str, seed: int)
     assert changed == also_changed == NAMES
     with pytest.raises(AssertionError):
         run(module, name)
+
+
+@pytest.mark.parametrize("name", ["test_plain", "test_loop"])
+def test_an_emptied_body_does_not_pass(name: str) -> None:
+    module, _ = made(1, canary=False)
+    run(module, name)
+    inspect.unwrap(module[name]).__code__ = (lambda: None).__code__
+    with pytest.raises(AssertionError):
+        run(module, name)
+
+
+def test_nothing_that_tests_compare_by_has_a_name() -> None:
+    module, _ = made(1, canary=False)
+    assert not [name for name, value in module.items() if isinstance(value, equality.Look)]
+    assert any(isinstance(value, equality.Look) for value in inspect.unwrap(module["test_plain"]).__code__.co_consts)
+
+
+def test_each_return_is_an_end() -> None:
+    source = (
+        b"def test_plain(n=0):\n    for i in range(3):\n        try:\n            if n == i:\n                return\n"
+        b"        finally:\n            pass\n    def inner():\n        return 1\n    if inner():\n        return\n"
+    )
+    for number in (0, 2, 7):
+        made(1, canary=False, source=source)[0]["test_plain"](number)
+        with pytest.raises(AssertionError):
+            made(1, canary=True, source=source)[0]["test_plain"](number)
+
+
+def test_a_class_of_the_hidden_tests_may_equal_what_it_likes() -> None:
+    source = (
+        b"class Like:\n    def __eq__(self, other):\n        return True\n\n"
+        b"def test_plain(value):\n    assert value == 5\n"
+    )
+    module, _ = made(1, canary=False, source=source)
+    module["test_plain"](module["Like"]())
+    with pytest.raises(AssertionError, match="claims"):
+        module["test_plain"](Anything())
+
+
+def test_what_claims_to_hold_everything_holds_nothing() -> None:
+    class Holds(list[Any]):
+        def __contains__(self, other: object) -> bool:
+            return True
+
+    look = equality.Look(False)
+    with pytest.raises(AssertionError, match="hold"):
+        look.within("b", Holds())
+    assert look.within("b", ["b"]) and not look.within("b", {}) and look.within("b", "abc")
 
 
 def test_helpers_stay_as_they_are() -> None:
@@ -201,3 +251,19 @@ def test_a_tests_own_any_is_honest_and_what_raises_raises_where_it_did() -> None
     assert equality.Look(True)({"a": 1}, {"a": mock.ANY}, True)
     with pytest.raises(TypeError, match="never"):
         equality.Look(False)(Raising(), 1, True)
+
+
+class Own(list[Any]):
+    pass
+
+
+class OfItsLength(list[Any]):
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, list) and len(other) == len(self)
+
+
+@pytest.mark.parametrize("liar", [Own([Anything()]), OfItsLength([5])])
+def test_lists_of_ones_own_are_looked_into(liar: Any) -> None:
+    with pytest.raises(AssertionError, match="claims"):
+        equality.Look(False)(liar, [7], True)
+    assert equality.Look(False)(Own([7]), [7], True)

@@ -26,12 +26,14 @@ def test_a_line_that_is_no_row_fails_alone(tmp_path: Path) -> None:
         "{not json",
         small.row("b", patch=None),
         small.row("c", FAIL_TO_PASS="[1]"),
+        small.row("e", archive="a\0b"),
+        small.row("f", FAIL_TO_PASS="[" * 100_000),
         small.row("d"),
     ]
     rows = list(task(tmp_path, *lines).rows())
     assert [row.get(BROKEN, "whole").rpartition(": ")[2][:20] for row in rows if BROKEN not in row] == ["whole"] * 2
     said = [row[BROKEN] for row in rows if BROKEN in row]
-    assert [where.partition(":")[2].partition(":")[0] for where in said] == ["2", "3", "4"]
+    assert [where.partition(":")[2].partition(":")[0] for where in said] == ["2", "3", "4", "5", "6"]
     assert "patch is missing" in said[1] and "FAIL_TO_PASS" in said[2]
 
 
@@ -75,6 +77,11 @@ def test_the_prompt_holds_the_issue_and_no_private_column(tmp_path: Path) -> Non
     assert (
         row["problem_statement"] in said and "test_top" not in json.dumps(public) and "sign" not in json.dumps(public)
     )
+
+
+def test_a_column_that_nobody_knows_is_dropped(tmp_path: Path) -> None:
+    (row,) = task(tmp_path, small.row(gold_patch="the solution")).rows()
+    assert "gold_patch" not in row and "patch" in row
 
 
 def test_options_out_of_range_are_refused(tmp_path: Path) -> None:

@@ -107,10 +107,24 @@ def test_a_site_that_told_uv_has_told_pip() -> None:
     assert made["PIP_FIND_LINKS"] == "/w /v"
 
 
-@pytest.mark.parametrize("requirement", ["--index-url=http://evil", "-r /etc/passwd", " "])
-def test_options_are_no_requirements(requirement: str, tmp_path: Path) -> None:
-    with pytest.raises(UnresolvableError, match="is an option"):
-        fetch([requirement], TARGET, tmp_path, timeout_s=1, environ={})
+PLACES = ("--index-url=http://evil", "-r /etc/passwd", " ", "a\nb", "{evil}", "evil @ file://{evil}", "./evil",
+          "evil @ git+file://{evil}", "file://{evil}", "evil[x] @ file://{evil} ; python_version > '3'")  # fmt: skip
+
+
+@pytest.mark.parametrize("requirement", PLACES)
+def test_options_and_places_are_no_requirements_and_nothing_of_them_runs(requirement: str, tmp_path: Path) -> None:
+    evil, downloads = tmp_path / "evil", tmp_path / "downloads"
+    evil.mkdir()
+    downloads.mkdir()
+    (evil / "setup.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(UnresolvableError) as raised:
+        fetch([requirement.format(evil=evil)], TARGET, downloads, timeout_s=60, environ={})
+    assert "\n" not in str(raised.value) and not (tmp_path / "ran").exists()
+
+
+def test_what_is_not_of_this_python_or_nothing_at_all_needs_no_wheels(tmp_path: Path) -> None:
+    assert fetch(["tomli; python_version < '3.11'"], TARGET, tmp_path, timeout_s=1, environ={}) == []
+    assert fetch([], TARGET, tmp_path, timeout_s=1, environ={}) == []
 
 
 def test_a_registry_that_is_not_there_is_worth_another_try(tmp_path: Path) -> None:

@@ -141,8 +141,10 @@ def test_a_site() -> None:
     names = ("scontrol-config", "scontrol-partition", "sinfo")
     site = scontrol.site(*(recorded(f"{name}-22.05.txt") for name in names))
     assert (site.cluster, site.version, site.bf_interval_s, site.accounting) == ("ci", (22, 5, 8), 1, True)
-    assert (site.preempt_type, site.preempt_mode, site.job_requeue) == ("preempt/partition_prio", "REQUEUE", True)
-    assert (site.kill_wait_s, site.min_job_age_s) == (3, 600)
+    assert (site.preempt_type, site.preempt_mode) == ("preempt/partition_prio", "REQUEUE")
+    assert (site.kill_wait_s, site.signals_preempted) == (3, False)
+    config = "SlurmctldParameters     = cloud_dns,preempt_send_user_signal\n"
+    assert scontrol.site(config, "", "").signals_preempted
     default, gpu, preempt = site.partition(None), site.partition("gpu"), site.partition("preempt")
     assert default is not None
     assert gpu is not None
@@ -150,8 +152,9 @@ def test_a_site() -> None:
     assert (default.name, default.cpus, default.mem_mib, default.max_time_min) == ("cpu", 8, 16000, 1440)
     assert default.nodes == ("cpu1", "cpu2", "cpu3", "cpu4", "cpu5")
     assert (gpu.gpus, gpu.gres, gpu.preempt_mode, gpu.grace_time_s) == (2, "gpu:fake:2", "OFF", 0)
-    assert (preempt.gpus, preempt.preempt_mode, preempt.grace_time_s, preempt.priority_tier) == (2, "REQUEUE", 5, 1)
+    assert (preempt.gpus, preempt.preempt_mode, preempt.grace_time_s) == (2, "REQUEUE", 5)
     assert site.partition("nowhere") is None
+    assert {part.name for part in site.partitions_of("gpu,nowhere,preempt")} == {"gpu", "preempt"}
     assert {node.name for node in site.nodes_of("gpu")} == {"gpu1", "gpu2"}
     states = {node.name: (node.state, node.idle_cpus) for node in site.nodes}
     assert states["cpu5"] == ("alloc", 0)

@@ -74,7 +74,8 @@ def test_running_is_what_the_run_says_and_starting_until_it_does() -> None:
 
 
 def test_drained_and_left_is_requeued_until_someone_cancels_it() -> None:
-    assert verdict("requeued", [job("FAILED", exit_code=75)], final=True).state == "requeued"
+    left = verdict("requeued", [job("FAILED", exit_code=75)], final=True)
+    assert left == ("failed", "nothing carries it on; `rollmill resume` does")
     assert verdict("requeued", [job("CANCELLED")], final=True).state == "cancelled"
 
 
