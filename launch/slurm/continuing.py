@@ -17,6 +17,7 @@ from launch.slurm import record
 from launch.slurm.client import open_client
 from launch.slurm.client.errors import SlurmError, SlurmUnavailable
 from launch.slurm.client.protocol import JobInfo
+from launch.slurm.client.states import JobState
 from launch.slurm.code import code_digest
 from launch.slurm.record import Submission
 from launch.slurm.shapes import jobs_of
@@ -24,6 +25,8 @@ from stages import sharedfs
 from stages.layout import RunLayout
 from stages.status import read_status
 
+SETTLE_S: Final = 1.0
+"""After Slurm's SIGTERM until all components of a job that goes back whole are on their way."""
 ASK_S: Final = 5.0
 """Patience with a question whose answer only says how much time there is."""
 KILLED_S: Final = 120.0
@@ -127,6 +130,20 @@ class Continuing:
             return ""
         said = ", ".join(f"{self._component(job)} ({job.job_id}) is {job.state.value}" for job in gone)
         return f"half of the job is gone: {said}"
+
+    async def torn(self) -> str:
+        """What of a heterogeneous job that Slurm ends goes back into the queue without the rest, or nothing."""
+        if len(self._mine.components) < 2:
+            return ""
+        await asyncio.sleep(SETTLE_S)
+        try:
+            jobs = await self._client.jobs([self._job_id])
+        except SlurmError:
+            return ""
+        back, left = [job for job in jobs if job.state.waiting], [job for job in jobs if job.state is JobState.RUNNING]
+        if not back or not left:
+            return ""
+        return f"only {', '.join(map(self._component, back))} of the job would come back"
 
     def _component(self, job: JobInfo) -> str:
         return self._mine.components[job.het_offset or 0]

@@ -19,7 +19,7 @@ from stages.layout import RunLayout
 
 LOOK_S: Final = 5.0
 UNSEEN_S: Final = 600.0
-"""How long added workers may be unseen before Slurm is asked whether their job lives, and between two such questions."""
+"""How long added workers may be unseen before Slurm is asked whether their job lives, and between two questions."""
 
 
 async def grow(config: Config, layout: RunLayout, pool: PoolName, workers: int, partition: str | None) -> Submission:
@@ -140,7 +140,7 @@ class Autoscaler:
             _say(f"the RUN pool stays as it is: {error}")
 
     async def _without_dead(self, now: float, there: list[Submission], numbers: set[int]) -> list[Submission]:
-        """The added jobs that may still bring workers: one whose workers are missing is asked for, and may be forgotten.
+        """The added jobs that may still bring workers: where some are missing Slurm is asked, and a dead job forgotten.
 
         Missing are workers that did not come within minutes, or came and left while others stay.
         """

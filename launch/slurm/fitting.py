@@ -37,7 +37,8 @@ def _preempts(site: SiteInfo, partition: Partition) -> bool:
 def _fits(config: Config, component: Component, site: SiteInfo) -> list[Finding]:
     """Whether the component can ever be had there, alone; of several partitions one is enough."""
     names = [component.partition] if component.partition is None else component.partition.split(",")
-    found = [list(_fits_in(config, component, site, name)) for name in names]
+    unknown = [name for name in names if site.partition(name) is None]  # sbatch refuses the whole list for one of them
+    found = [list(_fits_in(config, component, site, name)) for name in unknown[:1] or names]
     return min(found, key=lambda some: (any(one.fatal for one in some), bool(some)))
 
 

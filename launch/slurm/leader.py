@@ -24,8 +24,6 @@ HAND_OVER_S: Final = 45.0
 """What the steps are given to end in order: a worker's drain and a supervisor's patience with it."""
 EARLY_S: Final = 35.0
 """Slurm's warning may come half a minute before the moment that was asked for (sbatch's manual, --signal)."""
-LINGER_S: Final = 5.0
-"""Between Slurm's SIGTERM and an exit of the batch shell's own."""
 RESERVE_S: Final = 10.0
 """Kept of the time before the limit for ending the steps and for the call that lets the run go on."""
 
@@ -103,14 +101,16 @@ class Leader:
         return await self._continuing.finish(code)
 
     async def _let_slurm_end(self) -> int:
-        """Slurm ends this job: the steps go in order, and the batch shell not before Slurm is through with the job.
+        """Slurm ends this job: its steps go in order, and where only half of it would come back it is asked for again.
 
-        At a node failure it puts one component after the other back into its queue: a batch shell that ends meanwhile
-        completes those that are not back yet, and half of the job waits for ever (seen on 22.05).
+        At a node failure Slurm 22.05 queues the components up to the one that lost its node again and completes those
+        after it, so that half of the job waits for ever.
         """
-        began = time.monotonic()
-        await self._steps.end(self._patience_s)
-        await asyncio.sleep(max(0.0, LINGER_S - (time.monotonic() - began)))
+        ending = asyncio.create_task(self._steps.end(self._patience_s), name="end")
+        torn = await self._continuing.torn()
+        if torn:
+            await self._continuing.submit_again(torn)
+        await ending
         return 128 + signal.SIGTERM
 
     async def _refuse(self, why: str) -> int:

@@ -57,7 +57,9 @@ async def submit_run(config: Config) -> int:
             return await _end(config, layout)
         if live:
             await end_leftovers(layout, submissions, live)
-            sys.stdout.write(f"{layout.root}: no job with its router is left, so {names} ended; all are submitted anew\n")
+            sys.stdout.write(
+                f"{layout.root}: no job with its router is left, so {names} ended; all are submitted anew\n"
+            )
     await asyncio.to_thread(furnish, layout)
     reason = "resume" if submissions else "launch"
     made = await asyncio.to_thread(place, config, layout, opened.manifest.run_id, reason)

@@ -1,4 +1,3 @@
-#!/usr/bin/python3
 """Stands for python3 in a sandbox whose agent attacks the worker: a kernel that speaks as MODE says. Run there only."""
 
 import hashlib

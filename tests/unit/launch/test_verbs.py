@@ -16,8 +16,8 @@ from conf.schema import Config, SharedFilesystem
 from launch.cli import main
 from launch.errors import CommandError
 from launch.rundirs import find_run_dir
-from launch.verbs.journal import event_line
 from launch.slurm.cancelling import NotCancelledError
+from launch.verbs.journal import event_line
 from launch.verbs.logs import follow, last_lines, log_files
 from launch.verbs.status import status_text
 from stages import control, manifest, sharedfs

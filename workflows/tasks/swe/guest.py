@@ -320,18 +320,9 @@ def main(given: dict[str, Any], tell: Callable[[Any], None]) -> None:
         changed[path] = sorted(found)
     tell({"changed": changed})
     options = [
-        "-q",
-        "-rN",
-        "-p",
-        "no:cacheprovider",
-        "-o",
-        "addopts=",
-        "--rootdir",
-        given["root"],
-        "--color=no",
-        "--tb=no",
+        "-q", "-rN", "-p", "no:cacheprovider", "-o", "addopts=", "--rootdir", given["root"], "--color=no", "--tb=no",
         *given["options"],
-    ]
+    ]  # fmt: skip
     for name in plugins(given["site"]):
         options += ["-p", name]
     arguments = options + list(given["tests"])

@@ -3,7 +3,8 @@
 A function under test could take what is expected of it from its caller's frame, or empty the tests' code. Python says
 so to an audit hook (PEP 578), which cannot be taken off. What counts is who does it: the frame must be neither of the
 standard library, nor of the layer's packages, nor of a hidden test; and what the repository did before an agent came
-is not held against it. Needs Python 3.8 in the sandbox.
+is not held against it. It is a hurdle, not a wall: tests and project share one process, and code that was written
+against this very file can pass as a library's. Needs Python 3.8 in the sandbox.
 """
 
 from __future__ import annotations

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import hmac
 import json
 from pathlib import Path
 
 import pytest
 
+from sandbox.protocols import Execution, FileEntry
+from stages.errors import VerifierError
+from stages.protocols import Reward
+from stages.trajectory import Trajectory
 from tests.support import swe_instance as small
 from workflows.errors import TaskDataError
 from workflows.tasks.rows import BROKEN
@@ -117,3 +124,47 @@ def test_a_resolution_that_brings_the_project_is_refused(tmp_path: Path) -> None
     with pytest.raises(UnresolvableError, match="own package tally"):
         project.refuse_packages(found, Entry("lib/tally/x.py", b""), "lib", "fork-2.whl")
     project.refuse_packages(found, Entry("lib/tally_more/x.py", b""), "lib", "more-2.whl")
+
+
+class Guest:
+    """A sandbox whose trusted program reports what a test wants; it says what was asked of it."""
+
+    def __init__(self, records: list[object]) -> None:
+        self.asked: list[str] = []
+        self.records = records
+        self.files = self
+
+    async def list(self, path: str) -> tuple[FileEntry, ...]:
+        return (FileEntry("python3.11", "directory", 0),)
+
+    async def write(self, path: str, data: bytes | str) -> None:
+        self.asked.append("write")
+
+    async def reset(self) -> None:
+        self.asked.append("reset")
+
+    async def execute(self, argv: object, *, input: bytes, **options: object) -> Execution:  # noqa: A002
+        self.asked.append("run")
+        key, lines = bytes.fromhex(json.loads(input)["key"]), []
+        for number, record in enumerate([{"hello": 1}, *self.records]):
+            body = json.dumps(record).encode()
+            lines.append(hmac.new(key, b"%d:" % number + body, hashlib.sha256).hexdigest().encode() + b" " + body)
+        return Execution(0, b"\n".join(lines), b"No module named 'pytest'\n", 0.1)
+
+
+def verified(folder: Path, guest: Guest) -> Reward:
+    made = task(folder)
+    (row,) = made.rows()
+    return asyncio.run(made.verify(guest, row, Trajectory([], [])))  # type: ignore[arg-type]
+
+
+def test_the_second_run_sees_nothing_that_the_first_has_changed(tmp_path: Path) -> None:
+    guest = Guest([{"changed": {small.TESTS: ["test_top"]}}])
+    assert verified(tmp_path, guest).value == 0.0
+    assert guest.asked == ["write", "run", "reset", "write", "run"]
+
+
+def test_what_ends_before_any_code_of_the_project_is_no_reward(tmp_path: Path) -> None:
+    with pytest.raises(VerifierError, match=r"pytest did not begin.*No module named 'pytest'") as raised:
+        verified(tmp_path, Guest([]))
+    assert raised.value.detail["final"] is True
