@@ -17,6 +17,12 @@ from tests.support.waiting import poll
 
 QUICK = ("lease.ttl_s=6", "lease.heartbeat_s=1")
 """Time-outs that do not make a test wait."""
+TURNS = 8
+SLOW = (
+    "agent._target_=tests.support.agents.Steps", f"+agent.options.turns={TURNS}", "+agent.options.pause_s=0.4",
+    "pools.run.slots=16", "sampling.max_tokens=12",
+)  # fmt: skip
+"""Rollouts of three seconds or more on any machine, of which each step rests on the one before."""
 
 
 class ClusterRun:

@@ -89,7 +89,7 @@ async def test_a_het_jobs_components(cluster: Cluster, client: SlurmClient) -> N
 async def test_a_plain_jobs_life(cluster: Cluster, client: SlurmClient) -> None:
     held = cluster.submit("alice", PLAIN, "--hold")
     mark = cluster.share("alice") / "trap-is-set"
-    job = cluster.submit("alice", f"#!/bin/bash\ntrap 'exit 3' USR2\ntouch {mark}\nsleep 600 & wait\n")
+    job = cluster.submit("alice", f"#!/bin/bash\ntrap 'kill $!; exit 3' USR2\ntouch {mark}\nsleep 600 & wait\n")
     waiting = (await until(client, held, JobState.PENDING))[held]
     assert (waiting.reason, waiting.nodes, waiting.het_offset, waiting.leader_id) == ("JobHeldUser", (), None, held)
     await until(client, job, JobState.RUNNING)
@@ -178,14 +178,14 @@ async def test_parity_b20_a_job_that_the_controller_has_forgotten(cluster: Clust
 
         async def run(self, argv, *, changes=False):  # type: ignore[no-untyped-def]
             if argv[0] in {"squeue", "scontrol"}:
-                argv = [word.replace(job, "999999") for word in argv]
+                argv = [word.replace(job, "999999") if word in {job, f"--jobs={job}"} else word for word in argv]
             return await super().run(argv, changes=changes)
 
     forgetful = CommandClient(runner=Forgetful(environment=cluster.env("alice")))
 
     async def found() -> JobInfo | None:
         jobs = await states(forgetful, job, began)
-        return jobs.get(job) if jobs and jobs[job].state.ended else None
+        return jobs.get(job) if jobs and jobs[job].state.ended and jobs[job].exit_code else None
 
     one = await eventually(found, "accounting has the job's end", 30)
     assert one is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.slurm.jobs import ClusterRun
+from tests.slurm.jobs import SLOW, ClusterRun
 from tests.support import runs
 from tests.support.cluster import Cluster
 from tests.support.waiting import poll
@@ -73,7 +73,7 @@ def test_status_tells_why_a_run_waits_and_what_would_start_sooner(cluster: Clust
 
 def test_status_and_cancel_work_with_the_routers_port_blocked(cluster: Cluster) -> None:
     """A login node that cannot reach compute nodes: all is read from files and asked by them."""
-    run = ClusterRun(cluster, "blocked", "placement=het", groups=160).submit()
+    run = ClusterRun(cluster, "blocked", "placement=het", *SLOW, groups=96).submit()
     run.await_rows(1)
     alone = ["unshare", "--net"]  # not even loopback is up in there
     command = str(cluster.python.with_name("rollmill"))

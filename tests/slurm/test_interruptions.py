@@ -8,7 +8,7 @@ import pytest
 
 from stages.shards.reader import ShardReader
 from stages.shards.rows import ShardRow
-from tests.slurm.jobs import ClusterRun, wasted_tokens
+from tests.slurm.jobs import SLOW, TURNS, ClusterRun, wasted_tokens
 from tests.support import runs
 from tests.support.agents import told_after
 from tests.support.cluster import Cluster
@@ -17,12 +17,6 @@ from tests.support.waiting import poll
 pytestmark = pytest.mark.timeout(420, func_only=True)
 """A requeued job waits some ten seconds, a lost node is noticed after half a minute, a time limit is a minute."""
 
-TURNS = 8
-SLOW = (
-    "agent._target_=tests.support.agents.Steps", f"+agent.options.turns={TURNS}", "+agent.options.pause_s=0.4",
-    "pools.run.slots=16", "sampling.max_tokens=12",
-)  # fmt: skip
-"""Rollouts of three seconds or more on any machine, of which each step rests on the one before."""
 LONG = 48
 """Groups of a run that is still going when something happens to it: twelve waves of rollouts."""
 
