@@ -224,7 +224,8 @@ class Continuing:
         _say(f"{why}: submitting the whole job again")
         if not await self._may_go_on():
             return Exit.FAILED
-        code = await self._submit_after("continue")
+        # What Slurm has already put back into its queue may stay there, and is ended by the successor when that starts.
+        code = await self._submit_after("continue", after=False)
         await self._cancel([self._job_id])
         return await self._wait_for_the_end(code)
 
@@ -245,8 +246,16 @@ class Continuing:
         await self._end_companions()
         return False
 
-    async def _submit_after(self, reason: str) -> int:
-        """Submit this job's successor, which may start when this one has ended."""
+    async def end_predecessor(self) -> None:
+        """Cancel what is left in the queue of the heterogeneous job that this one was submitted in place of."""
+        if self._mine.reason != "continue" or len(self._mine.components) < 2:
+            return
+        submissions = await asyncio.to_thread(record.read, self._layout)
+        earlier = [one.job_id for one in submissions if one.job == self._job and one.job_id != self._job_id]
+        await self._cancel(earlier[-1:])
+
+    async def _submit_after(self, reason: str, *, after: bool = True) -> int:
+        """Submit this job's successor; with `after` it may start when this one has ended."""
         placement: Any = self._mine.placement
         job = next((job for job in jobs_of(self._config, placement) if job.name == self._job), None)
         if job is None:  # an added job is not asked for again: the pool's own goes on
@@ -258,7 +267,7 @@ class Continuing:
             run_id = await asyncio.to_thread(run_id_of, self._layout)
             made = await asyncio.to_thread(
                 submit_job, self._config, self._layout, run_id, job, placement, reason,
-                options=[f"--dependency=afterany:{self._job_id}"], code=self._mine.code,
+                options=[f"--dependency=afterany:{self._job_id}"] if after else [], code=self._mine.code,
             )  # fmt: skip
         except LaunchError as error:
             _say(f"the run cannot go on by itself: {error}; `rollmill resume` carries it on")

@@ -64,6 +64,7 @@ class Leader:
         if leads_run and (rival := await self._continuing.end_rivals()):
             _say(f"{rival}: this job is not needed")
             return Exit.DONE
+        await self._continuing.end_predecessor()
         changed = await asyncio.to_thread(self._continuing.changed_code)
         if changed:
             if self._config.cluster.changed_code == "refuse":

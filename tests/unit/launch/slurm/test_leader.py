@@ -86,7 +86,7 @@ async def test_half_a_job_is_drained_and_all_of_it_submitted_again(one: JobSide)
     one.slurm.known = het("RUNNING", "RUNNING", "CANCELLED", "RUNNING", "RUNNING")
     assert await one.lead("het", one.steps("control", "init", "run", run="sleep 0.1; exit 137")) == 75
     assert one.told("control") == ["drain"] and "drain" in one.told("init")
-    assert one.sbatch.made == [("het", ["--dependency=afterany:9"])]
+    assert one.sbatch.made == [("het", [])]
     assert one.slurm.told == [("cancel", ("9",), "all")]
     assert [(sub.job_id, sub.reason) for sub in record.read(one.layout)] == [("9", "launch"), ("100", "continue")]
 
@@ -94,7 +94,7 @@ async def test_half_a_job_is_drained_and_all_of_it_submitted_again(one: JobSide)
 async def test_a_component_that_did_not_come_back_is_no_start(one: JobSide) -> None:
     one.is_job("9", HET_SIZE="3")
     assert await one.lead("het", one.steps("control")) == 75
-    assert one.sbatch.made == [("het", ["--dependency=afterany:9"])]
+    assert one.sbatch.made == [("het", [])]
     assert one.slurm.told == [("cancel", ("9",), "all")]
     assert not (one.layout.root / "up-control").exists()
 
