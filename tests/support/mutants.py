@@ -161,7 +161,7 @@ MUTANTS = (
     ),
     Mutant(
         "b20_a_forgotten_job_runs_for_ever", "launch/slurm/watch.py",
-        "and not final and self._gone(control):", "and False:", ANSWERS, "b20_without",
+        "seen.asked_at is not None and self._gone(control):", "False:", ANSWERS, "b20_without",
     ),
     Mutant(
         "b21_every_look_is_a_question", "launch/slurm/watch.py",
@@ -186,7 +186,7 @@ MUTANTS = (
     ),
     Mutant(
         "b23_a_preempted_job_starts_anew", "launch/slurm/client/verdict.py",
-        "again = head.restarts > 0 or", "again = False and", ANSWERS, "b23_status",
+        "again = left or head.restarts > 0 or", "again = False and", ANSWERS, "b23_status",
     ),
     Mutant(
         "b24_any_token_will_do", "stages/router/auth.py",
@@ -215,7 +215,7 @@ MUTANTS = (
     ),
     Mutant(
         "b27_both_placements_stay", "launch/slurm/continuing.py",
-        "        await self._cancel(ids, pending_only=held_back)\n", "", SLURM, "b27_auto",
+        "            await self._cancel(ids, pending_only=True)\n", "", SLURM, "b27_auto",
     ),
     Mutant(
         "b28_a_wrong_crc_passes", "stages/ranges.py", "    if actual != crc32:\n", "    if False:\n",
