@@ -202,7 +202,7 @@ def submit_job(
     cluster = config.cluster
     _check_rate(layout, cluster.max_submissions_per_hour)
     clusters = record.home(record.read(layout), cluster.clusters)
-    exclude = list(dict.fromkeys([*cluster.exclude, *failed_nodes(layout)]))
+    exclude = list(dict.fromkeys([*cluster.exclude, *_spared(job, failed_nodes(layout), clusters)]))
     extra = [*cluster.extra_sbatch, *options]
     adapted = replace(config, cluster=replace(cluster, extra_sbatch=extra, exclude=exclude, clusters=clusters))
     name = render.job_name(run_id, job, secrets.token_hex(2))
@@ -248,6 +248,23 @@ def failed_nodes(layout: RunLayout) -> list[str]:
             continue
         found.update(dict.fromkeys(_NODE_FAILURE.findall(output.read_text(errors="replace"))))
     return list(found)
+
+
+def _spared(job: Job, failed: list[str], clusters: Sequence[str]) -> list[str]:
+    """The failed nodes, where the job's partitions have enough others: without those it would wait for ever."""
+    if not failed:
+        return []
+    try:
+        site = asyncio.run(open_client(clusters).site())
+    except SlurmError:
+        return failed
+    for partition in {component.partition for component in job.components}:
+        wanted = sum(one.nodes for one in job.components if one.partition == partition)
+        there = {node.name for part in site.partitions_of(partition) for node in site.nodes_of(part.name)}
+        if len(there - set(failed)) < wanted:
+            sys.stderr.write(f"rollmill: {', '.join(failed)} failed, but without it there are too few nodes\n")
+            return []
+    return failed
 
 
 def run_id_of(layout: RunLayout) -> str:

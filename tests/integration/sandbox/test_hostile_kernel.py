@@ -36,7 +36,8 @@ def rss_mib() -> float:
 
 async def take_over(sandbox: Sandbox, mode: str) -> None:
     """What an agent does in a sandbox of its own: another program in python3's place."""
-    await sandbox.files.write("/work/bin/python3", HOSTILE.read_text().replace('"silent"', repr(mode), 1), mode=0o755)
+    program = "#!/usr/bin/python3\n" + HOSTILE.read_text()
+    await sandbox.files.write("/work/bin/python3", program.replace('"silent"', repr(mode), 1), mode=0o755)
 
 
 @pytest.mark.parametrize("mode", AT_START)

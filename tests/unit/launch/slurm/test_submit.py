@@ -11,7 +11,7 @@ import pytest
 
 from conf.schema import Checkpoint, Config
 from launch.slurm import executor, record, submit
-from launch.slurm.client.protocol import Partition
+from launch.slurm.client.protocol import NodeInfo, Partition, SiteInfo
 from launch.slurm.errors import SubmissionError
 from launch.slurm.executor import Submitted
 from launch.slurm.shapes import Job, jobs_of
@@ -92,8 +92,24 @@ def test_no_more_jobs_than_the_hour_allows_forgotten_ones_counted(side: Sides) -
         submit_job(made.config, made.layout, "r", job, "het", "resume")
 
 
-def test_nodes_that_failed_under_the_run_are_left_out_next_time(side: Sides) -> None:
+@pytest.mark.parametrize(("others", "excluded"), [(60, ["cpu1", "cpu7"]), (4, ["cpu1"])])
+def test_nodes_that_failed_under_the_run_are_left_out_next_time_where_there_are_enough_others(
+    side: Sides, monkeypatch: pytest.MonkeyPatch, others: int, excluded: list[str]
+) -> None:
+    nodes = [
+        NodeInfo(name=f"cpu{number}", state="idle", cpus=8, idle_cpus=8, mem_mib=16000, partitions=("cpu",))
+        for number in (7, *range(10, 10 + others))
+    ]
+    site = SiteInfo(
+        cluster="ci", version=(22, 5), partitions=(Partition(name="cpu", default=True),), nodes=tuple(nodes)
+    )
+
+    class Known:
+        async def site(self) -> SiteInfo:
+            return site
+
     made = side("het", exclude=["cpu1"])
+    monkeypatch.setattr(submit, "open_client", lambda clusters: Known())
     said = "srun: error: Node failure on cpu7\nslurmstepd: error: *** STEP 9.1 CANCELLED DUE TO NODE FAILURE ***\n"
     (made.layout.slurm / "9.out").write_text(said * 2)
     assert failed_nodes(made.layout) == ["cpu7"]
@@ -102,7 +118,7 @@ def test_nodes_that_failed_under_the_run_are_left_out_next_time(side: Sides) -> 
     os.utime(old, (time.time() - 90_000,) * 2)
     assert failed_nodes(made.layout) == ["cpu7"], "cpu8 failed more than a day ago"
     placed(made)
-    assert made.sbatch.excluded == ["cpu1", "cpu7"]
+    assert made.sbatch.excluded == excluded
 
 
 @pytest.fixture
