@@ -27,6 +27,7 @@ from stages.client import AsyncRolloutClient
 from stages.errors import ManifestError, RouterUnreachableError, ServiceError, StageError
 from stages.layout import RunLayout, StoreLayout
 from stages.status import read_status
+from stages.summary import write_summary
 from workflows.collect import collect
 
 POLL_S: Final = 0.5
@@ -158,7 +159,7 @@ class Driver:
             "rates": {"rollouts_per_s": rollouts["completed"] / work_s, "tokens_per_s": status["tokens"] / work_s},
             "timings": {"wall_s": wall_s, "work_s": work_s},
         }  # fmt: skip
-        sharedfs.write_atomic(self._layout.summary, msgspec.json.format(msgspec.json.encode(summary), indent=2))
+        write_summary(self._layout, summary)
         return summary
 
     async def _work(self) -> None:

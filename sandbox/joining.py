@@ -72,7 +72,7 @@ def join(
         if "error" in answer:
             raise OSError(answer["error"])
         return answer["pid"], ours
-    except BaseException:
+    except BaseException:  # whatever ended the call, nobody holds these descriptors; raised again
         for descriptor in ours:
             os.close(descriptor)
         raise

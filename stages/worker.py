@@ -34,8 +34,6 @@ from stages.wire import (
 POLL_S: Final = 20.0
 COMMIT_BATCH: Final = 256
 FLUSH_S: Final = 5.0
-ABANDON_S: Final = 0.1
-"""How soon a drain notices that it was overtaken by an abandonment."""
 MESSAGE_MAX: Final = 2000
 
 log = logging.getLogger(__name__)
@@ -106,6 +104,8 @@ class Worker:
         """Give every lease back at once: what runs below this process was struck by the same signal as it."""
         self._abandoned = True
         self.drain()
+        for task in list(self._tasks.values()):
+            task.cancel()
 
     def drain(self) -> None:
         """Take no more leases; `run` returns when the present ones are done."""
@@ -126,7 +126,8 @@ class Worker:
             leasing.cancel()
             if not self._abandoned:
                 self._hand.drain(grace_s)
-                await self._until_abandoned(grace_s)
+            if self._tasks:
+                await asyncio.wait(set(self._tasks.values()), timeout=grace_s)
             for task in list(self._tasks.values()):
                 task.cancel()
             if self._tasks:
@@ -135,12 +136,6 @@ class Worker:
         finally:
             for task in (heartbeat, committing, leasing, *self._tasks.values()):
                 task.cancel()
-
-    async def _until_abandoned(self, grace_s: float) -> None:
-        """Wait for what is leased, as long as there is any sense in it."""
-        until = time.monotonic() + grace_s
-        while self._tasks and not self._abandoned and (left := until - time.monotonic()) > 0:
-            await asyncio.wait(set(self._tasks.values()), timeout=min(left, ABANDON_S))
 
     async def _flush(self) -> None:
         """Let the last results be acknowledged; where no router takes them, their rollouts run again elsewhere."""

@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import msgspec
-
 from launch.slurm.client.errors import SlurmError
 from launch.slurm.client.protocol import JobUsage, SlurmClient
 from launch.slurm.record import Submission
-from stages import sharedfs
 from stages.layout import RunLayout
+from stages.summary import read_summary, write_summary
 
 HOUR_S: Final = 3600.0
 
@@ -56,12 +54,9 @@ async def account(client: SlurmClient, submissions: Sequence[Submission], rollou
 
 def settle(layout: RunLayout, used: Mapping[str, Any]) -> None:
     """Put the final figures into report/summary.json, where there is one: a job cannot do so before it has ended."""
-    try:
-        summary = msgspec.json.decode(sharedfs.read_bytes(layout.summary))
-    except FileNotFoundError:
-        return
-    changed = {**summary, "slurm": {**(summary.get("slurm") or {}), **used}}
-    sharedfs.write_atomic(layout.summary, msgspec.json.format(msgspec.json.encode(changed), indent=2))
+    summary = read_summary(layout)
+    if summary is not None:
+        write_summary(layout, {**summary, "slurm": {**(summary.get("slurm") or {}), **used}})
 
 
 def summarize(usages: Sequence[JobUsage], submissions: Sequence[Submission], rollouts: int) -> dict[str, Any]:

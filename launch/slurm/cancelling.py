@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from launch.errors import LaunchError
 from launch.slurm import record
@@ -15,9 +13,9 @@ from launch.slurm.client import open_client
 from launch.slurm.client.errors import SlurmError
 from launch.slurm.client.protocol import JobInfo
 from launch.slurm.record import Submission
-from stages import sharedfs
 from stages.layout import RunLayout
 from stages.status import read_status
+from stages.summary import summary_state, write_summary
 
 IN_ORDER_S: Final = 45.0
 """What a run is given to end by itself: it knows within a second, and its sandboxes stop within a few."""
@@ -75,14 +73,9 @@ async def _until_ended(layout: RunLayout) -> None:
 
 
 def _ended(layout: RunLayout) -> bool:
-    try:
-        summary: dict[str, Any] = msgspec.json.decode(sharedfs.read_bytes(layout.summary))
-    except FileNotFoundError:
-        return False
-    return summary.get("state") in {"completed", "cancelled"}
+    return summary_state(layout) in {"completed", "cancelled"}
 
 
 def _leave_summary(layout: RunLayout) -> None:
     """The result of a run whose driver cannot write it any more, or never began."""
-    summary = {**read_status(layout), "state": "cancelled", "members": [], "stuck": None}
-    sharedfs.write_atomic(layout.summary, msgspec.json.format(msgspec.json.encode(summary), indent=2))
+    write_summary(layout, {**read_status(layout), "state": "cancelled", "members": [], "stuck": None})

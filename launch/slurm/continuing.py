@@ -9,8 +9,6 @@ import sys
 import time
 from typing import Any, Final
 
-import msgspec
-
 from conf.schema import Config
 from launch.errors import Exit, LaunchError
 from launch.slurm import record
@@ -21,9 +19,9 @@ from launch.slurm.client.states import JobState
 from launch.slurm.code import code_digest
 from launch.slurm.record import Submission
 from launch.slurm.shapes import jobs_of
-from stages import sharedfs
 from stages.layout import RunLayout
 from stages.status import read_status
+from stages.summary import read_summary, summary_state, write_summary
 
 SETTLE_S: Final = 1.0
 """After Slurm's SIGTERM until all components of a job that goes back whole are on their way."""
@@ -174,7 +172,7 @@ class Continuing:
             except LaunchError as error:
                 return f"the heterogeneous job {', '.join(ids)} waits on, for there are no linked jobs: {error}"
             await self._cancel(ids, pending_only=True)
-            _say(f"the heterogeneous job waited too long: linked jobs {', '.join(one.job_id for one in made)} instead")
+            say(f"the heterogeneous job waited too long: linked jobs {', '.join(one.job_id for one in made)} instead")
         # Last: a leader that dies before this does all of it again, and nothing twice.
         for one in rivals:
             await asyncio.to_thread(record.forget, self._layout, one)
@@ -184,14 +182,14 @@ class Continuing:
         try:
             return any(job.state.holds_nodes for job in await self._client.jobs(ids))
         except SlurmError as error:
-            _say(f"whether {', '.join(ids)} has started is not known, so this job goes on: {error}")
+            say(f"whether {', '.join(ids)} has started is not known, so this job goes on: {error}")
             return False
 
     # -- when it has ended --------------------------------------------------------------------------------------------
 
     def was_cut_short(self, code: int) -> bool:
         """Whether a driver that was asked to hand over has left work that another start can do. Blocking."""
-        return code == Exit.REQUEUED or (code > 128 and _state(self._layout) != "cancelled")
+        return code == Exit.REQUEUED or (code > 128 and summary_state(self._layout) != "cancelled")
 
     async def fail(self, why: str) -> None:
         """End the run without a driver: the jobs that wait are taken away, those that run read it in the summary."""
@@ -203,7 +201,7 @@ class Continuing:
         if not await self._may_go_on():
             return Exit.FAILED
         if self._config.cluster.continue_by == "none":
-            _say("cluster.continue_by=none: `rollmill resume` carries the run on")
+            say("cluster.continue_by=none: `rollmill resume` carries the run on")
             await self._end_companions()
             return Exit.REQUEUED
         if self._config.cluster.continue_by == "requeue":
@@ -214,14 +212,14 @@ class Continuing:
                     await self._ended_within(ASK_S)  # Slurm may have ended the command with this very job
                     if self._ended.is_set():
                         return Exit.REQUEUED
-                _say(f"no requeue ({error}): submitting again instead")
+                say(f"no requeue ({error}): submitting again instead")
             else:
                 return await self._wait_for_the_end(Exit.REQUEUED)
         return await self._submit_after("continue")
 
     async def submit_again(self, why: str) -> int:
         """End what is left of this job and submit it anew under the same run."""
-        _say(f"{why}: submitting the whole job again")
+        say(f"{why}: submitting the whole job again")
         if not await self._may_go_on():
             return Exit.FAILED
         # What Slurm has already put back into its queue may stay there, and is ended by the successor when that starts.
@@ -240,7 +238,7 @@ class Continuing:
         why = (
             f"the run went on {times} times, as often as cluster.max_requeues={most} allows; `rollmill resume` goes on"
         )
-        _say(why)
+        say(why)
         if self._mine.control:
             await asyncio.to_thread(_leave_failure, self._layout, why)
         await self._end_companions()
@@ -270,10 +268,10 @@ class Continuing:
                 options=[f"--dependency=afterany:{self._job_id}"] if after else [], code=self._mine.code,
             )  # fmt: skip
         except LaunchError as error:
-            _say(f"the run cannot go on by itself: {error}; `rollmill resume` carries it on")
+            say(f"the run cannot go on by itself: {error}; `rollmill resume` carries it on")
             await self._end_companions()
             return Exit.FAILED
-        _say(f"goes on as job {made.job_id}")
+        say(f"goes on as job {made.job_id}")
         return Exit.REQUEUED
 
     async def finish(self, code: int) -> int:
@@ -281,7 +279,7 @@ class Continuing:
 
         A cancelled run's jobs cancel themselves, so that accounting calls them what they are.
         """
-        cancelled = code == Exit.INTERRUPTED and await asyncio.to_thread(_state, self._layout) == "cancelled"
+        cancelled = code == Exit.INTERRUPTED and await asyncio.to_thread(summary_state, self._layout) == "cancelled"
         await self._end_companions(pending_only=not cancelled)
         if not cancelled:
             return code
@@ -299,7 +297,7 @@ class Continuing:
         try:
             await self._client.cancel(ids, pending_only=pending_only)
         except SlurmError as error:
-            _say(f"could not cancel {', '.join(ids)}: {error}")
+            say(f"could not cancel {', '.join(ids)}: {error}")
 
     async def _wait_for_the_end(self, code: int) -> int:
         """Slurm is about to end this job: an exit before it says so would be recorded in place of its verdict."""
@@ -312,23 +310,14 @@ class Continuing:
                 await self._ended.wait()
 
 
-def _state(layout: RunLayout) -> str:
-    try:
-        return str(msgspec.json.decode(sharedfs.read_bytes(layout.summary)).get("state", ""))
-    except FileNotFoundError:
-        return ""
-
-
 def _leave_failure(layout: RunLayout, why: str) -> None:
     """Say in the summary that the run has failed and why, also where no driver has left one."""
-    try:
-        summary = msgspec.json.decode(sharedfs.read_bytes(layout.summary))
-    except FileNotFoundError:
-        summary = {**read_status(layout), "members": []}
-    summary |= {"state": "failed", "stuck": why, "error": why}
-    sharedfs.write_atomic(layout.summary, msgspec.json.format(msgspec.json.encode(summary), indent=2))
+    found = read_summary(layout)
+    summary = found if found is not None else {**read_status(layout), "members": []}
+    write_summary(layout, {**summary, "state": "failed", "stuck": why, "error": why})
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """A line in the batch output, with its time."""
     sys.stderr.write(f"rollmill leader: {time.strftime('%H:%M:%S')} {text}\n")
     sys.stderr.flush()

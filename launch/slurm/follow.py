@@ -8,13 +8,11 @@ import signal
 import time
 from typing import Any, Final
 
-import msgspec
-
 from launch.errors import Exit, LaunchError
 from launch.progress import Progress, print_summary
 from launch.slurm.watch import RunWatch
-from stages import sharedfs
 from stages.layout import RunLayout
+from stages.summary import read_summary, summary_state
 
 LOOK_S: Final = 2.0
 ENDED: Final = frozenset({"completed", "failed", "cancelled"})
@@ -47,7 +45,7 @@ async def follow(watch: RunWatch, layout: RunLayout, visibility_s: float = 60.0)
     with Progress(layout.root) as progress:
         while True:
             status = await watch.status()
-            if (state := await asyncio.to_thread(_left, layout)) in ENDED:
+            if (state := await asyncio.to_thread(summary_state, layout)) in ENDED:
                 status = {**status, "state": state}
             progress.update(status)
             abandoned = state == "requeued" and status["state"] == "failed"
@@ -68,18 +66,11 @@ async def follow(watch: RunWatch, layout: RunLayout, visibility_s: float = 60.0)
     return await asyncio.to_thread(_result, layout, status)
 
 
-def _left(layout: RunLayout) -> str:
-    """The state of the summary that the driver left; empty where there is none."""
-    with contextlib.suppress(FileNotFoundError):
-        return str(msgspec.json.decode(sharedfs.read_bytes(layout.summary)).get("state", ""))
-    return ""
-
-
 def _result(layout: RunLayout, status: dict[str, Any]) -> int:
-    summary = status
-    with contextlib.suppress(FileNotFoundError):
-        summary = msgspec.json.decode(sharedfs.read_bytes(layout.summary))
-        print_summary(summary, layout.root)
+    left = read_summary(layout)
+    if left is not None:
+        print_summary(left, layout.root)
+    summary = left if left is not None else status
     if status["state"] == "failed":
         why = summary.get("error") or summary.get("stuck") or status.get("stuck")
         raise RunFailedError(f"{layout.root}: {why or 'the run failed; `rollmill logs` has what it said'}")

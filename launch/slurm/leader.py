@@ -13,7 +13,7 @@ from typing import Final
 from conf.load import load_config
 from launch.errors import Exit
 from launch.slurm.code import CODE_CHANGED
-from launch.slurm.continuing import KILLED_S, Continuing
+from launch.slurm.continuing import KILLED_S, Continuing, say
 from launch.slurm.run_over import run_is_over
 from launch.slurm.sruns import Steps, parse_steps
 from stages import control, manifest, sharedfs
@@ -62,7 +62,7 @@ class Leader:
             return await self._continuing.submit_again(missing)
         leads_run = self._continuing.leads_run
         if leads_run and (rival := await self._continuing.end_rivals()):
-            _say(f"{rival}: this job is not needed")
+            say(f"{rival}: this job is not needed")
             return Exit.DONE
         await self._continuing.end_predecessor()
         changed = await asyncio.to_thread(self._continuing.changed_code)
@@ -71,12 +71,12 @@ class Leader:
                 return await self._refuse(
                     f"{changed} (cluster.changed_code=refuse); `rollmill resume` takes the new one"
                 )
-            _say(changed)
+            say(changed)
         # A linked job that has failed does not come back with the router's; the components of one job all do.
         stale: list[control.Request] = ["drain"] if self._continuing.is_linked else ["drain", "fail"]
         self._attempt = await asyncio.to_thread(_attempt, self._layout, stale if leads_run else ())
         self._steps = Steps(parse_steps(self._lines, self._attempt))
-        _say(f"job {self._job}, attempt {self._attempt}: {', '.join(self._steps.names)}")
+        say(f"job {self._job}, attempt {self._attempt}: {', '.join(self._steps.names)}")
         try:
             await self._steps.start(self._attempt, {CODE_CHANGED: "1" if changed else "0"})
             return await (self._lead_run() if leads_run else self._follow_run())
@@ -116,7 +116,7 @@ class Leader:
 
     async def _refuse(self, why: str) -> int:
         """cluster.changed_code=refuse: nothing is started, and the run is told that this job is missing."""
-        _say(why)
+        say(why)
         if self._continuing.leads_run:
             await self._continuing.fail(why)
         elif not self._continuing.is_added:
@@ -133,10 +133,10 @@ class Leader:
                 continue
             broken = await self._continuing.lost_component(gone)
             if broken:  # half of a heterogeneous job is no job: all of it is asked for again
-                _say(broken)
+                say(broken)
                 return broken
             if broken is not None:
-                _say("Slurm queues the whole job again")
+                say("Slurm queues the whole job again")
                 await self._steps.next_end(self._ended, timeout_s=KILLED_S)
                 continue
             if self._steps.code(gone) == Exit.REQUEUED:  # a signal went to the steps alone
@@ -150,13 +150,13 @@ class Leader:
         left_s = await self._time_to_hand_over()
         if self._steps.over("control") or self._ended.is_set():
             return
-        _say(f"told to end within {left_s:.0f} s: draining")
+        say(f"told to end within {left_s:.0f} s: draining")
         until = time.monotonic() + max(left_s - RESERVE_S, left_s / 3)
         self._steps.drain()
         while not self._steps.over("control") and not self._ended.is_set():
             left = until - time.monotonic()
             if left <= 0:
-                _say("the drain takes longer than there is time: ending the steps now")
+                say("the drain takes longer than there is time: ending the steps now")
                 self._patience_s = RESERVE_S / 3  # twice this, and the rest for the call that lets the run go on
                 for name in self._steps.names:
                     self._steps.terminate(name)
@@ -181,11 +181,11 @@ class Leader:
     def _tell_driver(self, gone: str) -> None:
         words = self._steps.last_words(gone, self._layout, self._attempt)
         message = f"component {gone} ended with exit code {self._steps.code(gone)}: {words}"
-        _say(message)
+        say(message)
         try:
             control.request(self._layout.root, "fail", message)
         except ManifestError as error:
-            _say(str(error))
+            say(str(error))
             self._steps.terminate("control")
 
     # -- a job of workers or engines alone ----------------------------------------------------------------------------
@@ -202,11 +202,11 @@ class Leader:
         if self._ended.is_set():
             return 128 + signal.SIGTERM
         if over.is_set() and not watching.cancelled():
-            _say(watching.result())
+            say(watching.result())
             return Exit.DONE
         if self._told.is_set() or (gone is not None and self._steps.code(gone) == Exit.REQUEUED):
             left_s = await self._time_to_hand_over()
-            _say("told to end soon: handing over")
+            say("told to end soon: handing over")
             await self._steps.end(max(5.0, left_s - RESERVE_S))
             code = await self._continuing.go_on()
             stays_away = code == Exit.FAILED or self._config.cluster.continue_by == "none"
@@ -232,8 +232,3 @@ def _attempt(layout: RunLayout, stale: Sequence[control.Request]) -> int:
         attempt = manifest.begin_attempt(layout)
     sharedfs.make_dirs(layout.attempt_logs(attempt))  # srun cannot start a task whose log it cannot open
     return attempt
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"rollmill leader: {time.strftime('%H:%M:%S')} {text}\n")
-    sys.stderr.flush()

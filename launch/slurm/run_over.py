@@ -16,10 +16,11 @@ from launch.slurm import record
 from launch.slurm.client import open_client
 from launch.slurm.client.errors import SlurmError
 from launch.slurm.client.protocol import JobInfo
-from stages import beacon, sharedfs
+from stages import beacon
 from stages.beacon import Beacon
 from stages.errors import StageError
 from stages.layout import RunLayout
+from stages.summary import summary_state
 
 LOOK_S: Final = 2.0
 ASK_S: Final = 60.0
@@ -79,7 +80,7 @@ def _summary(layout: RunLayout) -> tuple[str, float]:
     """The state in the summary and when that was written (unix seconds); empty where there is none."""
     try:
         written_at = layout.summary.stat().st_mtime
-        return str(msgspec.json.decode(sharedfs.read_bytes(layout.summary)).get("state", "")), written_at
+        return summary_state(layout), written_at
     except (OSError, msgspec.MsgspecError):
         return "", 0.0
 

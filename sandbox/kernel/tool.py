@@ -126,7 +126,7 @@ class KernelPython:
             why = kernel.last_words or kernel.lost.result()
         except TimeoutError:
             why = f"it did not answer within {self._limits.start_s:g} s; {kernel.last_words}".removesuffix("; ")
-        except BaseException:
+        except BaseException:  # whatever kept it from answering, the kernel goes; raised again
             await kernel.end(self._limits.start_s)
             raise
         await kernel.end(self._limits.start_s)

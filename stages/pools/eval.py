@@ -125,7 +125,7 @@ class EvalHand(Stagehand):
         try:
             unpack(io.BytesIO(left.workspace), directory, digest=left.workspace_digest)
             Protection(environment.workspace, environment.protected).apply(directory, below)
-        except BaseException:
+        except BaseException:  # whatever the layer held, its directory goes; raised again
             remove_tree(place)
             raise
         return [directory]
