@@ -38,9 +38,9 @@ def test_b27_auto_leaves_het_after_the_configured_wait(cluster: Cluster) -> None
     """All but two nodes are taken: a job of five components waits, linked ones share the nodes that are left."""
     cluster.submit("bob", "#!/bin/bash\nsleep 300\n", "-pcpu", "-N3", "--exclusive", "-wcpu[1-3]")
     run = ClusterRun(
-        cluster, "auto", "placement=auto", "cluster.het_max_pending_s=5", "cluster.partition=cpu", groups=8
+        cluster, "auto", "placement=auto", "cluster.het_max_pending_s=20", "cluster.partition=cpu", groups=8
     )
-    run.submit()
+    run.submit()  # the wait is longer than a slow machine needs to come back from this, else the het job is gone below
     het = run.submissions[0]
     assert [one.placement for one in run.submissions] == ["het", "linked"]
     run.await_state("completed")

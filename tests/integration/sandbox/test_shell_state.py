@@ -125,16 +125,20 @@ def test_asking_for_the_state_changes_nothing(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("isolating", ISOLATING)
-async def test_a_sandbox_that_is_ended_from_outside_is_lost(isolating: str, tmp_path: Path) -> None:
+def test_a_sandbox_that_is_ended_from_outside_is_lost(isolating: str, tmp_path: Path) -> None:
     """A batch system ends every process of a step: no agent may go on in a new shell without its state."""
-    async with (
-        backend_named(isolating, tmp_path) as backend,
-        backend.create(SandboxSpec(limits=QUICK)) as sandbox,
-    ):
-        await sandbox.shell.run("export KEPT=1")
-        assert isinstance(sandbox, PtySandbox) and sandbox.shell.process is not None
-        os.kill(sandbox.shell.process.pid, signal.SIGKILL)
-        with pytest.raises(ShellDied, match="ended from outside by signal 9"):
-            await sandbox.shell.run("sleep 20; echo $KEPT")
-        with pytest.raises(ShellDied, match="ended from outside"):
-            await sandbox.shell.state()
+
+    async def scenario() -> None:
+        async with (
+            backend_named(isolating, tmp_path) as backend,
+            backend.create(SandboxSpec(limits=QUICK)) as sandbox,
+        ):
+            await sandbox.shell.run("export KEPT=1")
+            assert isinstance(sandbox, PtySandbox) and sandbox.shell.process is not None
+            os.kill(sandbox.shell.process.pid, signal.SIGKILL)
+            with pytest.raises(ShellDied, match="ended from outside by signal 9"):
+                await sandbox.shell.run("sleep 20; echo $KEPT")
+            with pytest.raises(ShellDied, match="ended from outside"):
+                await sandbox.shell.state()
+
+    asyncio.run(scenario())
