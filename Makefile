@@ -20,7 +20,7 @@ check: setup     ## lint, format, types, imports
 
 test: check      ## everything: unit, integration, end to end, both sandboxes, a real Slurm (which needs root)
 	@sh launch/bootstrap.sh test
-	@$(PY) -m pytest
+	@$(PY) -P -m tests
 
 bench: setup     ## every benchmark's JSON
 	@for bench in $$(ls tests/bench | sed -n 's/^\([a-z_]*\)\.py$$/\1/p' | grep -v -e report -e __init__); do \
