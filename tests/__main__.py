@@ -1,4 +1,4 @@
-"""`python -P -m tests`: every tier, in two lanes of pytest side by side, for most of a run's time on a cluster is waiting."""
+"""`python -P -m tests`: every tier, in two lanes of pytest side by side, for most of a cluster's time is waiting."""
 
 from __future__ import annotations
 
