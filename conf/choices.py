@@ -12,21 +12,16 @@ GROUPS = ("workflow", "task", "agent", "fleet", "sandbox", "placement", "cluster
 """The groups of the command line, in the order in which they are explained."""
 
 NOT_BUILT: Mapping[str, frozenset[str]] = {
-    "workflow": frozenset({"serve", "evaluate", "train"}),
+    "workflow": frozenset({"train"}),
     "task": frozenset({"stem", "harbor"}),
     "agent": frozenset({"harness"}),
-    "fleet": frozenset({"vllm"}),
 }
 """Choices that are named by the contract and not there yet, by group."""
 
 
 _DORMANT: Mapping[str, tuple[Any, ...]] = {
     "fleet.policy": ("sticky",),
-    "compat.prorl": (False,),
-    "compat.nemo_gym": (False,),
-    "callbacks.allow": ([],),
     "agent.harness": (None,),
-    "evaluate.run_dir": (None,),
 }
 """Keys that parse already, with the values that ask for nothing."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from conf.limits import Count, CountOrZero, Gib, Line, Name, Seconds, SecondsOrZero
+from conf.limits import Count, CountOrZero, Gib, Line, Name, Range, Seconds, SecondsOrZero, Share
 
 FleetName = Literal["embedded", "vllm", "external"]
 SandboxName = Literal["auto", "apptainer", "bubblewrap", "none"]
@@ -28,6 +28,18 @@ class Fleet:
     """Base URLs of engines that are not ours to start (fleet=external)."""
     policy: Literal["sticky", "round_robin", "prefix_hash"] = "sticky"
     """How sessions are assigned to replicas; the last two are for comparison."""
+    kv_gate: Share = 0.9
+    """Share of a replica's KV cache in use above which it gets no new sessions; 1: it is never looked at."""
+    move_above: Annotated[float, Range(low=0, high=1000)] = 0.0
+    """A replica with so many times its share of sessions, or over fleet.kv_gate, gives some to others; 0: never."""
+    sync: Literal["together", "rolling"] = "together"
+    """New weights onto all replicas at once, or onto one after the other while the others serve."""
+    python: Line | None = None
+    """Interpreter that has vLLM (fleet=vllm); null: .venv-vllm beside this installation, else this one."""
+    start_s: Seconds = 900.0
+    """Time that a vLLM server may take until it serves (fleet=vllm)."""
+    extra_args: list[Line] = field(default_factory=list)
+    """More flags of each vLLM server, one word each: [--max-model-len, "8192"] (fleet=vllm)."""
     nodes: Count = 1
     """Nodes of the fleet's component on a cluster."""
     partition: Line | None = None
@@ -45,11 +57,39 @@ class Fleet:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SandboxBounds:
+    """What one sandbox may use; one that uses more is ended, and its rollout by its agent's doing."""
+
+    cpu_s: Seconds | None = None
+    """CPU seconds of all its processes; null: unbounded."""
+    memory_mib: Count | None = 8192
+    """Memory in use by all its processes, MiB; null: unbounded."""
+    processes: Count | None = 4096
+    """Processes and threads at once; null: unbounded."""
+    disk_mib: Count | None = 16384
+    """What it has written and not removed, MiB; null: unbounded."""
+    files: Count | None = 500_000
+    """Names that it has made and not removed; null: unbounded."""
+    file_mib: Count | None = None
+    """One file, MiB; null: as large as disk_mib allows."""
+    open_files: Count | None = 8192
+    """Descriptors of one process; null: as many as the worker may have."""
+    wall_s: Seconds | None = None
+    """Seconds from its start; null: the budget of the attempt alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sandbox:
     """What isolates an agent's commands."""
 
     name: SandboxName = "auto"
     """auto: the fastest backend that passes the isolation probe; none: no isolation at all."""
+    limits: SandboxBounds = field(default_factory=SandboxBounds)
+    """What one sandbox may use."""
+    node_gib: Gib | None = None
+    """Most GiB of unpacked images and layers that a node keeps, the least recently used leave; null: half its disk."""
+    unpack_slots: Count = 8
+    """Nodes that unpack from the store at once when many start together; the others wait, a minute at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +198,8 @@ class RunPool(Pool):
 
     slots: Count = 32
     """Rollouts that one worker holds at once."""
+    steer: bool = True
+    """Hold fewer rollouts while engines preempt requests, and more again when they have room."""
     autoscale: Autoscale = field(default_factory=Autoscale)
     """Growth with the queue."""
 

@@ -4,37 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from conf.load import load_config
 from conf.schema import Config
 from launch import wiring
 from launch.addresses import listen_address
-from launch.process import in_job
-from sandbox.choose import choose
-from sandbox.protocols import SandboxBackend
+from launch.process import ORPHAN_TTLS, in_job
+from sandbox.limits import Bounds
 from sandbox.scratch import owned, sweep
-from stages import manifest
-from stages.engine_client import EngineClient
+from stages import manifest, open_files
 from stages.errors import ManifestError
-from stages.handoff import SegmentWriter
 from stages.http import RouterLink
 from stages.identity import member_id
-from stages.images import ImageStore
 from stages.layout import RunLayout, StoreLayout
 from stages.members import present
-from stages.store import LayerStore
 from stages.wire import ReplicaIn, Stage
-from stages.worker import Stagehand, Worker
+
+if TYPE_CHECKING:  # each kind of process imports what it needs itself: a run's start waits for all their imports
+    from sandbox.protocols import SandboxBackend
+    from stages.store import LayerStore
+    from stages.worker import Stagehand
 
 DRAIN_GRACE_S = 20.0
-ORPHAN_TTLS = 4
-"""Lease times without any answer of a router after which a worker stops its sandboxes and ends."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,7 @@ class Context:
     layout: RunLayout
     member: str
     run_id: str
+    number: int = 1
 
 
 def open_context(kind: str, run_dir: Path, number: int, member: str | None = None) -> Context:
@@ -52,18 +52,22 @@ def open_context(kind: str, run_dir: Path, number: int, member: str | None = Non
 
     Raises:
         ManifestError: no run directory.
+        OpenFilesError: this process may open too few files.
     """
+    open_files.ensure()
     layout = RunLayout(run_dir)
     found = manifest.read(layout)
     if found is None:
         raise ManifestError(f"{run_dir} is no run directory: it has no manifest.json")
-    return Context(load_config(run_dir), layout, member or member_id(kind, number), found.run_id)
+    return Context(load_config(run_dir), layout, member or member_id(kind, number), found.run_id, number)
 
 
 async def router(context: Context) -> None:
     """The router."""
+    from stages.images import ImageStore
     from stages.ledger.events import Rules
     from stages.router.leasing import Budgets
+    from stages.router.replicas import FleetRules
     from stages.router.served import ServedTask
     from stages.router.service import RouterOptions, serve
 
@@ -84,6 +88,13 @@ async def router(context: Context) -> None:
         budgets=Budgets(config.budget.init_s, config.budget.run_s, config.budget.eval_s),
         max_open=config.admission.max_open,
         host=listen_address(config),
+        fleet=FleetRules(
+            way=config.fleet.policy,
+            kv_gate=config.fleet.kv_gate,
+            move_above=config.fleet.move_above,
+            sync=config.fleet.sync,
+            steer=config.pools.run.steer,
+        ),
     )
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -92,7 +103,11 @@ async def router(context: Context) -> None:
 
 
 async def replica(context: Context) -> None:
-    """One engine of the embedded fleet; registers itself with the router."""
+    """One engine of the fleet; registers itself with the router."""
+    await (_vllm(context) if context.config.fleet.name == "vllm" else _embedded(context))
+
+
+async def _embedded(context: Context) -> None:
     from stages.engine.main import EngineOptions, serve
 
     config = context.config
@@ -102,30 +117,78 @@ async def replica(context: Context) -> None:
         host=listen_address(config),
         served_model_name=config.fleet.model,
         api_key_file=context.layout.engine_token,
+        dev_mode=True,
         logprobs_mode=mode,  # type: ignore[arg-type]
     )
     async with contextlib.AsyncExitStack() as stack:
-        link = await stack.enter_async_context(RouterLink("worker", run_dir=context.layout.root))
 
         async def on_ready(url: str) -> None:
-            await stack.enter_async_context(present(context.layout, "replica", context.member, endpoint=url))
-            body = ReplicaIn(url=url, model=config.fleet.model, capacity=options.max_num_seqs, id=context.member)
-            await link.call("POST", "/v1/replicas", body, answer=bytes)
+            await stack.enter_async_context(_registered(context, url, options.max_num_seqs))
 
         await serve(options, on_ready)
+
+
+async def _vllm(context: Context) -> None:
+    key = _engine_key(context) or ""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stopped = asyncio.create_task(stop.wait(), name="signal")
+    serving = asyncio.create_task(_serve_vllm(context, key), name="vllm")
+    await asyncio.wait({stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if serving.done():
+        serving.result()
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+
+
+async def _serve_vllm(context: Context, key: str) -> None:
+    from launch.replicas import VLLM_SEQUENCES, vllm_replica
+
+    host = listen_address(context.config)
+    async with (
+        vllm_replica(context.config, context.number, host=host, api_key=key) as server,
+        _registered(context, server.url, VLLM_SEQUENCES),
+    ):
+        raise await server.broken()
+
+
+@contextlib.asynccontextmanager
+async def _registered(context: Context, url: str, capacity: int) -> AsyncIterator[None]:
+    """Known by its member file and by the router."""
+    async with (
+        RouterLink("worker", run_dir=context.layout.root) as link,
+        present(context.layout, "replica", context.member, endpoint=url),
+    ):
+        body = ReplicaIn(url=url, model=context.config.fleet.model, capacity=capacity, id=context.member)
+        await link.call("POST", "/v1/replicas", body, answer=bytes)
+        yield
 
 
 @contextlib.asynccontextmanager
 async def _sandboxes(context: Context) -> AsyncIterator[tuple[SandboxBackend, LayerStore, Path]]:
     """The worker's sandbox backend, the layer store, and a scratch directory of its own."""
+    from sandbox.choose import choose
+    from stages.store import LayerStore
+
     base = node_scratch(context.config)
-    store = LayerStore(StoreLayout(context.config.store_path), base / "layers")
-    await asyncio.to_thread(store.prepare)
+    kept = context.config.sandbox.node_gib
+    store = LayerStore(
+        StoreLayout(context.config.store_path), base / "layers",
+        quota_bytes=None if kept is None else int(kept * 2**30), slots=context.config.sandbox.unpack_slots,
+    )  # fmt: skip
+    await asyncio.to_thread(store.prepare, context.layout.root)
     await asyncio.to_thread(sweep, base)
     with owned(base, f"{context.member}-") as scratch:
-        backend = await choose(context.config.sandbox.name, scratch)
+        backend = await choose(context.config.sandbox.name, scratch, _bounds(context.config))
         async with backend:
             yield backend, store, scratch
+
+
+def _bounds(config: Config) -> Bounds:
+    """What one sandbox may use, as the sandbox's room knows it."""
+    return Bounds(**dataclasses.asdict(config.sandbox.limits))
 
 
 def node_scratch(config: Config) -> Path:
@@ -147,6 +210,8 @@ def _worker_link(context: Context) -> RouterLink:
 
 
 async def _work(context: Context, hand: Stagehand, link: RouterLink, stage: Stage, slots: int) -> None:
+    from stages.worker import Worker
+
     worker = Worker(
         link, hand, member=context.member, stage=stage, slots=slots, heartbeat_s=context.config.lease.heartbeat_s
     )
@@ -170,6 +235,8 @@ async def init(context: Context) -> None:
 async def run(context: Context) -> None:
     """One RUN worker."""
     from stages.chat import ChatTokenizer
+    from stages.engine_client import EngineClient
+    from stages.handoff import SegmentWriter
     from stages.model_files import identify
     from stages.pools.run import Policy, RunHand, Saving
 

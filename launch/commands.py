@@ -31,7 +31,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("shards", "read every committed row, check it, and count; --head N prints some", "launch.verbs.shards"),
     Verb("journal", "the ledger's events; --json for programs, --stats for counts", "launch.verbs.journal"),
     Verb("images", "sandbox images: import, list, verify, and prefetch of wheels", "launch.verbs.images"),
-    Verb("doctor", "what this machine and user can do, and what to ask the administrator for"),
+    Verb("doctor", "what this machine and user can do, and what to ask the administrator for", "launch.verbs.doctor"),
 )
 
 

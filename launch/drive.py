@@ -62,7 +62,8 @@ class Driver:
         config: the run's.
         layout: its run directory, opened.
         attempt: which start this is; names the log directory.
-        slots: the processes that are kept here: all of them on one machine, the router alone inside an allocation.
+        kept: the processes that are kept here: all of them on one machine, the router alone inside an allocation;
+            or the supervisor that keeps them already.
         looks: told every status that the router gives; may change the run's jobs.
         patience_s: how long a stop waits for workers elsewhere to hand over to the router.
     """
@@ -72,7 +73,7 @@ class Driver:
         config: Config,
         layout: RunLayout,
         attempt: int,
-        slots: Iterable[Slot],
+        kept: Iterable[Slot] | Supervisor,
         looks: Sequence[Look] = (),
         patience_s: float = 0.0,
     ) -> None:
@@ -83,7 +84,9 @@ class Driver:
         self._stop = asyncio.Event()
         self._status: dict[str, Any] = {}
         self._began = time.monotonic()
-        self._supervisor = Supervisor(layout, slots, attempt, self._progress.say)
+        if not isinstance(kept, Supervisor):
+            kept = Supervisor(layout, kept, attempt, self._progress.say)
+        self._supervisor = kept
 
     async def to_the_end(self) -> int:
         """Collect under supervision; leaves report/summary.json when all has ended.
@@ -96,7 +99,7 @@ class Driver:
         loop.add_signal_handler(signal.SIGUSR2, self.drain)
         error: BaseException | None = None
         with self._progress:
-            keeping = asyncio.create_task(self._supervisor.keep_all(), name="supervisor")
+            keeping = self._supervisor.keep()
             working = asyncio.create_task(self._work(), name="collect")
             stopping = asyncio.create_task(self._stop.wait(), name="signal")
             try:

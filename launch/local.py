@@ -28,7 +28,7 @@ async def run_local(config: Config) -> int:
     await asyncio.to_thread(furnish, layout)
     attempt = await asyncio.to_thread(begin_attempt, layout)
     pools = config.pools
-    replicas = config.fleet.replicas if config.fleet.name == "embedded" else 0
+    replicas = 0 if config.fleet.name == "external" else config.fleet.replicas
     counts = [
         ("router", 1), ("replica", replicas), ("init", pools.init.workers), ("run", pools.run.workers),
         ("eval", pools.eval.workers),

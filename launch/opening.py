@@ -19,6 +19,7 @@ from stages.engine.weights import load_model_files
 from stages.layout import RunLayout
 from stages.router.auth import make_secrets
 from stages.shards.writer import write_schema
+from stages.summary import read_summary
 
 
 async def check_parts(config: Config) -> None:
@@ -44,12 +45,24 @@ async def open_run(config: Config, layout: RunLayout) -> manifest.Opened:
     return await asyncio.to_thread(manifest.open_run, layout, dump_config(config), digest(config), version("rollmill"))
 
 
-def furnish(layout: RunLayout) -> None:
-    """Put in place what the processes of a start expect, and take away what an earlier start was asked for."""
+def furnish(layout: RunLayout, *, keep_summary: bool = False) -> None:
+    """Put in place what the processes of a start expect, and take away what an earlier start was asked for and left.
+
+    Args:
+        layout: the run directory.
+        keep_summary: the earlier start's result stays, for a start that may be refused yet; see `drop_summary`.
+    """
     make_secrets(layout)
     write_schema(layout)
-    sharedfs.unlink(layout.summary)
+    if not keep_summary:
+        sharedfs.unlink(layout.summary)
     control.clear(layout)
+
+
+def drop_summary(layout: RunLayout, left: dict[str, Any] | None) -> None:
+    """Take an earlier start's result away, unless what has been started meanwhile has already left its own."""
+    if left is not None and read_summary(layout) == left:
+        sharedfs.unlink(layout.summary)
 
 
 def show_finished(layout: RunLayout) -> int:

@@ -14,6 +14,8 @@ KINDS = ("router", "replica", "init", "run", "eval")
 SERVERS = frozenset({"router", "replica"})
 IN_JOB = "ROLLMILL_ATTEMPT"
 """Environment variable that a job's leader sets: the run's attempt."""
+ORPHAN_TTLS = 4
+"""Lease times without any answer of a router after which a worker stops its sandboxes and ends."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -22,6 +24,7 @@ def main(argv: list[str]) -> int:
     kind, run_dir, number = argv[0], Path(argv[1]), int(argv[2])
     member = argv[3] if len(argv) > 3 else None
     os.umask(0o077)
+    start_light()
     if kind in SERVERS and in_job():
         _outlast_workers()
     die_with_parent(signal.SIGINT if kind in SERVERS else signal.SIGTERM)
@@ -58,6 +61,14 @@ def _run(kind: str, body: object) -> None:
         run(body)  # type: ignore[arg-type]
     else:
         asyncio.run(body)  # type: ignore[arg-type]
+
+
+def start_light() -> None:
+    """Import httpx without the command line that it brings along where click and rich are there: half of its import.
+
+    A job's start waits for some ten processes that each do so.
+    """
+    sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
 
 
 def in_job() -> bool:

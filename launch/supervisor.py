@@ -15,7 +15,6 @@ from typing import Final
 from launch.errors import LaunchError
 from stages import sharedfs
 from stages.errors import RouterUnreachableError, ServiceError
-from stages.http import RouterLink
 from stages.identity import member_id
 from stages.layout import RunLayout
 
@@ -58,6 +57,13 @@ class Supervisor:
         self._running: dict[Slot, asyncio.subprocess.Process] = {}
         self._ending: set[str] = set()
         """Kinds that are not started again."""
+        self._keeping: asyncio.Task[None] | None = None
+
+    def keep(self) -> asyncio.Task[None]:
+        """The task of `keep_all`, begun by whoever asks first."""
+        if self._keeping is None:
+            self._keeping = asyncio.create_task(self.keep_all(), name="supervisor")
+        return self._keeping
 
     async def keep_all(self) -> None:
         """Keep every process running until `stop`.
@@ -111,6 +117,8 @@ class Supervisor:
         await asyncio.to_thread(sharedfs.unlink, self._layout.member(member))
         if member.startswith("router-"):
             return
+        from stages.http import RouterLink  # HTTP takes a third of a second, and no process waits for it at its start
+
         with contextlib.suppress(RouterUnreachableError, ServiceError):
             async with RouterLink("worker", run_dir=self._layout.root) as link:
                 await link.call("DELETE", f"/v1/members/{member}", answer=bytes, patience_s=10.0)

@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
 from conf.schema import Config
@@ -17,16 +18,18 @@ from launch.slurm.client.errors import SlurmError, SlurmUnavailable
 from launch.slurm.client.protocol import JobInfo
 from launch.slurm.client.states import JobState
 from launch.slurm.code import code_digest
+from launch.slurm.own_job import own_submission
 from launch.slurm.record import Submission
 from launch.slurm.shapes import jobs_of
 from stages.layout import RunLayout
-from stages.status import read_status
 from stages.summary import read_summary, summary_state, write_summary
 
 SETTLE_S: Final = 1.0
 """After Slurm's SIGTERM until all components of a job that goes back whole are on their way."""
 ASK_S: Final = 5.0
 """Patience with a question whose answer only says how much time there is."""
+EARLY_S: Final = 2.0
+"""By how much an end before the time limit's is more than rounding."""
 KILLED_S: Final = 120.0
 """How long a job that asked Slurm to requeue or cancel it waits for its own end."""
 
@@ -45,8 +48,9 @@ class Continuing:
         self._ended = ended if ended is not None else asyncio.Event()
         self._config, self._layout, self._job = config, layout, job
         self._job_id = os.environ.get("SLURM_HET_JOB_ID") or os.environ["SLURM_JOB_ID"]
-        self._client = open_client(config.cluster.clusters)
-        self._mine = self._find_or_note()
+        self._mine = own_submission(config, layout, job, self._job_id)
+        self._client = open_client(self._mine.clusters)
+        self._went_on: int | None = None
 
     @property
     def leads_run(self) -> bool:
@@ -74,31 +78,6 @@ class Continuing:
         wanted, there = len(self._mine.components), int(os.environ.get("SLURM_HET_SIZE", "1"))
         return f"only {there} of {wanted} components came" if there < wanted else ""
 
-    def _find_or_note(self) -> Submission:
-        """This job's record; made here where its submitter died before it could note the job down."""
-        submissions = record.read(self._layout, forgotten=True)
-        mine = [one for one in submissions if one.job_id == self._job_id]
-        if mine:
-            return mine[-1]
-        name = self._config.placement.name
-        placement = {"het": "het", "colocated": "colocated"}.get(self._job, "linked") if name == "auto" else name
-        jobs = [job for job in jobs_of(self._config, placement) if job.name == self._job]  # type: ignore[arg-type]
-        note = Submission(
-            name=os.environ.get("SLURM_JOB_NAME", self._job_id),
-            job=self._job,
-            job_id=self._job_id,
-            placement=placement,
-            components=[component.name for job in jobs for component in job.components]
-            or [self._job.partition("+")[0]],
-            clusters=list(self._config.cluster.clusters),
-            submitted_at=time.time(),
-            workers=0 if jobs else 1,
-            control=any(step.name == "control" for job in jobs for step in job.steps),
-            code=code_digest(),
-        )
-        record.add(self._layout, note)
-        return note
-
     # -- while the job runs -------------------------------------------------------------------------------------------
 
     async def seconds_left(self) -> float | None:
@@ -109,6 +88,24 @@ class Continuing:
         except (SlurmError, TimeoutError):
             return None
         return mine[0].ended_at - time.time() if mine and mine[0].ended_at else None
+
+    async def is_preempted(self) -> bool:
+        """Whether Slurm takes the job away before its time: in a preemption's grace it names an end before the limit's.
+
+        Without `preempt_send_user_signal` Slurm sends TERM to the steps alone when the grace begins, and nothing to the
+        batch shell before it ends (seen on 22.05).
+        """
+        try:
+            async with asyncio.timeout(ASK_S):
+                jobs = await self._client.jobs([self._job_id])
+        except (SlurmError, TimeoutError):
+            return False
+        return any(_ends_early(job) for job in jobs if job.state is JobState.RUNNING)
+
+    async def submit_ahead(self) -> None:
+        """Have the successor in the queue before anything else: a grace may be shorter than what there is to end."""
+        if self._config.cluster.continue_by == "resubmit" and self._went_on is None:
+            self._went_on = await self.go_on()
 
     async def lost_component(self, step: str) -> str | None:
         """Why a component of this heterogeneous job is gone, where Slurm and not the program ended it.
@@ -160,9 +157,9 @@ class Continuing:
             return ""
         ids, held_back = [one.job_id for one in rivals], self._mine.reason == "fallback"
         if not held_back:
-            await self._cancel(ids)
+            await self._cancel(rivals)
         else:
-            if await self._any_runs(ids):
+            if await self._any_runs(rivals):
                 return f"the heterogeneous job {', '.join(ids)} has started"
             from launch.slurm.submit import run_id_of, submit_rest
 
@@ -171,18 +168,21 @@ class Continuing:
                 made = await asyncio.to_thread(submit_rest, self._config, self._layout, run_id, self._mine)
             except LaunchError as error:
                 return f"the heterogeneous job {', '.join(ids)} waits on, for there are no linked jobs: {error}"
-            await self._cancel(ids, pending_only=True)
+            await self._cancel(rivals, pending_only=True)
             say(f"the heterogeneous job waited too long: linked jobs {', '.join(one.job_id for one in made)} instead")
         # Last: a leader that dies before this does all of it again, and nothing twice.
         for one in rivals:
             await asyncio.to_thread(record.forget, self._layout, one)
         return ""
 
-    async def _any_runs(self, ids: list[str]) -> bool:
+    async def _any_runs(self, submissions: Sequence[Submission]) -> bool:
         try:
-            return any(job.state.holds_nodes for job in await self._client.jobs(ids))
+            asked = record.by_clusters(submissions).items()
+            jobs = [job for clusters, ids in asked for job in await open_client(clusters).jobs(ids)]
+            return any(job.state.holds_nodes for job in jobs)
         except SlurmError as error:
-            say(f"whether {', '.join(ids)} has started is not known, so this job goes on: {error}")
+            names = ", ".join(one.job_id for one in submissions)
+            say(f"whether {names} has started is not known, so this job goes on: {error}")
             return False
 
     # -- when it has ended --------------------------------------------------------------------------------------------
@@ -198,6 +198,8 @@ class Continuing:
 
     async def go_on(self) -> int:
         """Let the run go on in another start of this job; returns the exit code of this one."""
+        if self._went_on is not None:
+            return self._went_on
         if not await self._may_go_on():
             return Exit.FAILED
         if self._config.cluster.continue_by == "none":
@@ -224,13 +226,11 @@ class Continuing:
             return Exit.FAILED
         # What Slurm has already put back into its queue may stay there, and is ended by the successor when that starts.
         code = await self._submit_after("continue", after=False)
-        await self._cancel([self._job_id])
+        await self._cancel([self._mine])
         return await self._wait_for_the_end(code)
 
     async def _may_go_on(self) -> bool:
-        earlier = [one.reason for one in await asyncio.to_thread(record.read, self._layout) if one.job == self._job]
-        by_people = [place for place, reason in enumerate(earlier) if reason != "continue"]
-        again = len(earlier) - 1 - max(by_people, default=-1)  # since somebody last launched or resumed it
+        again = record.continued(await asyncio.to_thread(record.read, self._layout), self._job)
         times = int(os.environ.get("SLURM_RESTART_COUNT", "0")) + again
         most = self._config.cluster.max_requeues
         if times < most:
@@ -245,11 +245,11 @@ class Continuing:
         return False
 
     async def end_predecessor(self) -> None:
-        """Cancel what is left in the queue of the heterogeneous job that this one was submitted in place of."""
-        if self._mine.reason != "continue" or len(self._mine.components) < 2:
+        """Cancel what is left of the job that this one was submitted in place of, where some of its nodes were lost."""
+        if self._mine.reason != "continue":
             return
         submissions = await asyncio.to_thread(record.read, self._layout)
-        earlier = [one.job_id for one in submissions if one.job == self._job and one.job_id != self._job_id]
+        earlier = [one for one in submissions if one.job == self._job and one.job_id != self._job_id]
         await self._cancel(earlier[-1:])
 
     async def _submit_after(self, reason: str, *, after: bool = True) -> int:
@@ -281,23 +281,42 @@ class Continuing:
         """
         cancelled = code == Exit.INTERRUPTED and await asyncio.to_thread(summary_state, self._layout) == "cancelled"
         await self._end_companions(pending_only=not cancelled)
+        await self._end_headless()
         if not cancelled:
             return code
-        await self._cancel([self._job_id])
+        await self._cancel([self._mine])
         return await self._wait_for_the_end(code)
 
     async def _end_companions(self, *, pending_only: bool = True) -> None:
         """Cancel the run's other jobs when nothing carries it on: one that waits would start for nobody."""
         submissions = record.current(await asyncio.to_thread(record.read, self._layout))
-        others = [one.job_id for one in submissions if one.job_id != self._job_id]
+        others = [one for one in submissions if one.job_id != self._job_id]
         if self._mine.control and others:
             await self._cancel(others, pending_only=pending_only)
 
-    async def _cancel(self, ids: list[str], *, pending_only: bool = False) -> None:
-        try:
-            await self._client.cancel(ids, pending_only=pending_only)
-        except SlurmError as error:
-            say(f"could not cancel {', '.join(ids)}: {error}")
+    async def _end_headless(self) -> None:
+        """Cancel linked jobs that went on without a node: if that held the batch shell, nobody else ends them."""
+        if not self._mine.control or self._mine.placement != "linked":
+            return
+        nodes = {job.name: job.nodes for job in jobs_of(self._config, "linked") if job.no_kill}
+        submissions = record.current(await asyncio.to_thread(record.read, self._layout))
+        some = [one for one in submissions if one.job in nodes]
+        wanted = {one.job_id: nodes[one.job] for one in some}
+        for clusters, ids in record.by_clusters(some).items():
+            try:
+                jobs = await open_client(clusters).jobs(ids)
+            except SlurmError:
+                continue
+            running = [job for job in jobs if job.state is JobState.RUNNING]
+            less = {job.leader_id for job in running if 0 < job.node_count < wanted[job.leader_id]}
+            await self._cancel([one for one in some if one.job_id in less])
+
+    async def _cancel(self, submissions: Sequence[Submission], *, pending_only: bool = False) -> None:
+        for clusters, ids in record.by_clusters(submissions).items():
+            try:
+                await open_client(clusters).cancel(ids, pending_only=pending_only)
+            except SlurmError as error:
+                say(f"could not cancel {', '.join(ids)}: {error}")
 
     async def _wait_for_the_end(self, code: int) -> int:
         """Slurm is about to end this job: an exit before it says so would be recorded in place of its verdict."""
@@ -310,8 +329,16 @@ class Continuing:
                 await self._ended.wait()
 
 
+def _ends_early(job: JobInfo) -> bool:
+    if job.ended_at is None or job.started_at is None:
+        return False
+    return job.time_limit_min is None or job.ended_at < job.started_at + 60 * job.time_limit_min - EARLY_S
+
+
 def _leave_failure(layout: RunLayout, why: str) -> None:
     """Say in the summary that the run has failed and why, also where no driver has left one."""
+    from stages.status import read_status  # brings HTTP along, which the leader of a healthy run never needs
+
     found = read_summary(layout)
     summary = found if found is not None else {**read_status(layout), "members": []}
     write_summary(layout, {**summary, "state": "failed", "stuck": why, "error": why})

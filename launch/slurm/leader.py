@@ -50,6 +50,7 @@ class Leader:
         self._continuing = Continuing(self._config, layout, job, self._ended)
         self._steps = Steps({})
         self._attempt = 0
+        self._preempted = False
 
     async def run(self) -> int:
         """From the start of the steps to the job's exit code."""
@@ -88,6 +89,8 @@ class Leader:
     async def _lead_run(self) -> int:
         """Until the driver has ended; then the others end, and the run goes on or is over."""
         broken = await self._until_told()
+        if self._preempted:
+            await self._continuing.submit_ahead()
         if not self._ended.is_set() and not self._steps.over("control"):
             await self._hand_over()
         if self._ended.is_set():
@@ -97,6 +100,8 @@ class Leader:
         if self._ended.is_set():
             return await self._let_slurm_end()
         told = self._told.is_set() or await self._steps_were_told()
+        if code > 128 and not told and not broken:  # the driver may have been the first step to end
+            told = await self._is_preempted()
         if (told or bool(broken)) and await asyncio.to_thread(self._continuing.was_cut_short, code):
             return await (self._continuing.submit_again(broken) if broken else self._continuing.go_on())
         return await self._continuing.finish(code)
@@ -131,6 +136,9 @@ class Leader:
                 return ""
             if gone is None or gone == "control":
                 continue
+            if await self._is_preempted():
+                self._told.set()
+                return ""
             broken = await self._continuing.lost_component(gone)
             if broken:  # half of a heterogeneous job is no job: all of it is asked for again
                 say(broken)
@@ -144,6 +152,15 @@ class Leader:
             else:
                 self._tell_driver(gone)
         return ""
+
+    async def _is_preempted(self) -> bool:
+        """Whether a step has ended because Slurm takes the job away, of which it has told the steps alone."""
+        if self._told.is_set() or self._preempted:
+            return self._preempted
+        self._preempted = await self._continuing.is_preempted()
+        if self._preempted:
+            say("preempted")
+        return self._preempted
 
     async def _hand_over(self) -> None:
         """Drain: workers finish or checkpoint their turns, the driver ends when nothing is leased any more."""
@@ -204,6 +221,9 @@ class Leader:
         if over.is_set() and not watching.cancelled():
             say(watching.result())
             return Exit.DONE
+        if gone is not None and await self._is_preempted():
+            await self._continuing.submit_ahead()
+            self._told.set()
         if self._told.is_set() or (gone is not None and self._steps.code(gone) == Exit.REQUEUED):
             left_s = await self._time_to_hand_over()
             say("told to end soon: handing over")

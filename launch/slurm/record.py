@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -70,6 +71,27 @@ def add(layout: RunLayout, submission: Submission) -> None:
     sharedfs.write_atomic(path(layout, submission.name), msgspec.json.encode(submission))
 
 
+def add_new(layout: RunLayout, submission: Submission) -> Submission:
+    """Note a submission unless one of its name is there; returns the one that is there then, whoever made it."""
+    target = path(layout, submission.name)
+    temp = sharedfs.temp_beside(target)
+    sharedfs.create_exclusive(temp, msgspec.json.encode(submission))
+    try:
+        if sharedfs.link(temp, target):
+            return submission
+    finally:
+        sharedfs.unlink(temp)
+    return find(layout, submission.name) or submission
+
+
+def find(layout: RunLayout, name: str) -> Submission | None:
+    """The submission of this name, by opening its file: what has just been made elsewhere may not be listed yet."""
+    try:
+        return msgspec.json.decode(sharedfs.read_bytes(path(layout, name)), type=Submission)
+    except FileNotFoundError:
+        return None
+
+
 def forget(layout: RunLayout, submission: Submission) -> None:
     """Take a submission out of what the run consists of; that it was submitted stays true."""
     add(layout, msgspec.structs.replace(submission, forgotten=True))
@@ -87,12 +109,25 @@ def current(submissions: list[Submission]) -> list[Submission]:
     return list(newest.values())
 
 
+def continued(submissions: Iterable[Submission], job: str) -> int:
+    """How often a job was submitted again by the run itself since somebody last launched or resumed it."""
+    reasons = [one.reason for one in submissions if one.job == job]
+    by_people = [place for place, reason in enumerate(reasons) if reason != "continue"]
+    return len(reasons) - 1 - max(by_people, default=-1)
+
+
 def by_clusters(submissions: Iterable[Submission]) -> dict[tuple[str, ...], list[str]]:
     """Job ids by where they were submitted: a bare id of one cluster may be somebody else's job on another."""
     found: dict[tuple[str, ...], list[str]] = {}
     for one in submissions:
         found.setdefault(tuple(one.clusters), []).append(one.job_id)
     return found
+
+
+def here(clusters: Iterable[str]) -> list[str]:
+    """Of these clusters the one that this job runs in, as Slurm says; none where none is named."""
+    given, mine = list(clusters), os.environ.get("SLURM_CLUSTER_NAME")
+    return [mine] if len(given) > 1 and mine else given
 
 
 def home(submissions: list[Submission], clusters: Iterable[str]) -> list[str]:

@@ -51,6 +51,11 @@ class Share:
             raise ValueError(f"{word!r} is no share of a step; wanted KIND=PER_NODE,FIRST-LAST, as in run=2,1-4")
         return cls(kind=match[1], per_node=int(match[2]), first=int(match[3]), last=int(match[4]))
 
+    @property
+    def all_numbers(self) -> range:
+        """The numbers of its processes on all nodes."""
+        return range(self.first, self.last + 1)
+
     def numbers_on(self, node: int) -> range:
         """The numbers of the processes on the step's node of this rank (0 is the first)."""
         begin = self.first + node * self.per_node
@@ -105,7 +110,10 @@ class Job:
     steps: tuple[Step, ...]
     het: bool
     no_kill: bool
-    """Whether it goes on when one of its nodes is lost; never with `het`, of which only half would come back."""
+    """Whether it goes on when one of its nodes is lost: a linked job of several nodes.
+
+    Never with `het`, of which only half would come back, nor with the router, which the lost node may have held.
+    """
 
     @property
     def nodes(self) -> int:
@@ -270,7 +278,7 @@ def _colocated(config: Config) -> Job:
         Step(component=0, name="all", nodes=nodes, cpus=all_cpus, gpus=gpus,
              argv=_argv(config, "all", shares), shared=True),
     )  # fmt: skip
-    return Job(name="colocated", components=(component,), steps=steps, het=False, no_kill=nodes > 1)
+    return Job(name="colocated", components=(component,), steps=steps, het=False, no_kill=False)
 
 
 def _linked(config: Config, component: Component, shares: Sequence[Share], name: str | None = None) -> Job:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import signal
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from launch.errors import Exit
-from launch.process import IN_JOB, die_with_parent
+from launch.process import IN_JOB, die_with_parent, start_light
 from launch.slurm.shapes import Share
 
 PATIENCE_S: Final = 20.0
@@ -28,6 +29,7 @@ def main(argv: Sequence[str]) -> int:
     from launch.failures import describe
 
     die_with_parent()
+    start_light()
     try:
         return asyncio.run(_drive(run_dir) if name == "control" else _keep(run_dir, slots_here(shares)))
     except KeyboardInterrupt:
@@ -48,12 +50,18 @@ def slots_here(shares: Iterable[Share]) -> list[tuple[str, int]]:
 
 async def _drive(run_dir: Path) -> int:
     """The control component: the router and the workflow."""
-    from conf.load import load_config
-    from launch.drive import Driver, Look
-    from launch.supervisor import numbered
+    from launch.supervisor import Supervisor, numbered
     from stages.layout import RunLayout
 
-    config, layout = load_config(run_dir), RunLayout(run_dir)
+    layout, attempt = RunLayout(run_dir), _attempt()
+    supervisor = Supervisor(layout, numbered([("router", 1)]), attempt, _say)
+    supervisor.keep()  # every worker waits for the router: it comes up while the workflow is being imported
+    await asyncio.to_thread(importlib.import_module, "launch.drive")
+
+    from conf.load import load_config
+    from launch.drive import Driver, Look
+
+    config = load_config(run_dir)
     looks: list[Look] = []
     if config.placement.name in {"linked", "auto"}:
         from launch.slurm.pool_watch import PoolWatch
@@ -63,7 +71,7 @@ async def _drive(run_dir: Path) -> int:
         from launch.slurm.elastic import Autoscaler
 
         looks.append(Autoscaler(config, layout).look)
-    driver = Driver(config, layout, _attempt(), numbered([("router", 1)]), looks, patience_s=PATIENCE_S)
+    driver = Driver(config, layout, attempt, supervisor, looks, patience_s=PATIENCE_S)
     await hear({DRAIN: driver.drain, STOP: driver.stop})
     return int(await driver.to_the_end())
 
@@ -77,10 +85,7 @@ async def _keep(run_dir: Path, slots: Sequence[tuple[str, int]]) -> int:
     from launch.supervisor import Supervisor
     from stages.layout import RunLayout
 
-    def say(text: str) -> None:
-        sys.stderr.write(f"{text}\n")
-
-    supervisor = Supervisor(RunLayout(run_dir), slots, _attempt(), say)
+    supervisor = Supervisor(RunLayout(run_dir), slots, _attempt(), _say)
     stop, drain = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -132,6 +137,10 @@ def _sweep(run_dir: Path) -> None:
     from sandbox.scratch import sweep
 
     sweep(node_scratch(load_config(run_dir)))
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
 
 
 def _attempt() -> int:

@@ -15,7 +15,7 @@ from typing import Final
 from conf.load import load_config
 from conf.schema import Config
 from launch.errors import Exit, LaunchError
-from launch.opening import check_parts, furnish, open_run, show_finished
+from launch.opening import check_parts, drop_summary, furnish, open_run, show_finished
 from launch.slurm import executor, record, render
 from launch.slurm.checks import check
 from launch.slurm.client import open_client
@@ -28,6 +28,7 @@ from launch.slurm.record import Submission
 from launch.slurm.shapes import Job, SlurmPlacement, jobs_of
 from stages import manifest, sharedfs
 from stages.layout import RunLayout
+from stages.summary import read_summary
 
 FAILED_S: Final = 86400.0
 """How long a node that failed under a run is left out of its submissions."""
@@ -60,9 +61,11 @@ async def submit_run(config: Config) -> int:
             sys.stdout.write(
                 f"{layout.root}: no job with its router is left, so {names} ended; all are submitted anew\n"
             )
-    await asyncio.to_thread(furnish, layout)
+    left = await asyncio.to_thread(read_summary, layout)
+    await asyncio.to_thread(furnish, layout, keep_summary=True)
     reason = "resume" if submissions else "launch"
     made = await asyncio.to_thread(place, config, layout, opened.manifest.run_id, reason)
+    await asyncio.to_thread(drop_summary, layout, left)
     _show(layout, made)
     return await _end(config, layout)
 

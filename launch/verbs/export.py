@@ -14,7 +14,9 @@ from launch.verbs.arguments import verb_parser
 def run(name: str, args: Sequence[str]) -> int:
     """Write the export and say what it holds."""
     parser = verb_parser(name)
-    parser.add_argument("--format", required=True, metavar="F", help="jsonl or parquet")
+    parser.add_argument(
+        "--format", required=True, metavar="F", help="jsonl, parquet, nemo-gym, verl, slime, prime-rl, skyrl or trl"
+    )
     parser.add_argument(
         "-o", "--output", required=True, metavar="PATH", type=Path, help="file to write, replaced whole"
     )
@@ -29,6 +31,7 @@ def run(name: str, args: Sequence[str]) -> int:
     except ExportError as error:
         raise CommandError(str(error)) from error
     left_out = f", {counted.without_row} ended without a row" if counted.without_row else ""
+    left_out += f", {counted.masked} masked ones left out" if counted.masked else ""
     sys.stdout.write(
         f"{chosen.output}: {counted.rollouts} rollouts, {counted.chains} chains, {counted.bytes} bytes{left_out}\n"
     )

@@ -1,4 +1,4 @@
-"""`rollmill shards`: reads every committed row, which checks its bytes, and says what there is."""
+"""`rollmill shards`: reads every committed row, which checks its bytes; `shards compact` seals them in Parquet."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from launch.errors import Exit
+from launch.errors import CommandError, Exit
 from launch.rundirs import find_run_dir
 from launch.verbs.arguments import verb_parser
 
 
 def run(name: str, args: Sequence[str]) -> int:
-    """Print counts as one JSON object, or the first rows as JSON lines."""
+    """Print counts as one JSON object, or the first rows as JSON lines; `compact` first rewrites an ended run."""
+    if args and args[0] == "compact":
+        return _compact(name, args[1:])
     parser = verb_parser(name)
     parser.add_argument("--head", type=_count, metavar="N", help="print the first N rows as JSON, one a line")
     parser.add_argument(
@@ -34,6 +36,26 @@ def run(name: str, args: Sequence[str]) -> int:
             return Exit.DONE
         for row in itertools.islice((row for row in reader if row.batch is not None), chosen.head):
             sys.stdout.write(json.dumps(row_to_json(row)) + "\n")
+    return Exit.DONE
+
+
+def _compact(name: str, args: Sequence[str]) -> int:
+    """Rewrite the committed rows to Parquet and say what it came to."""
+    parser = verb_parser(name)
+    parser.add_argument("--force", action="store_true", help="although a worker's file says that it may still write")
+    chosen = parser.parse_args(args)
+    run_dir = find_run_dir(chosen.run_dir)
+    from stages.errors import StageError
+    from stages.shards.compact import compact
+
+    try:
+        done = compact(run_dir, force=chosen.force)
+    except (StageError, OSError) as error:
+        raise CommandError(str(error)) from error
+    sys.stdout.write(
+        f"{run_dir}: {done.rollouts} rollouts in {done.files} Parquet files, {done.bytes} bytes; "
+        f"{done.shards} shards of {done.shard_bytes} bytes removed\n"
+    )
     return Exit.DONE
 
 

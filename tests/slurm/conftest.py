@@ -8,19 +8,37 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster, ClusterError, ClusterSpec
+from tests.support.cluster import AS_ROOT, Cluster, ClusterError, ClusterSpec
 
 RATE_LIMIT_VARIABLE = "ROLLMILL_TEST_SLURM_RATE_LIMIT"
 """`rl_bucket_size=40,rl_refill_rate=4` runs the tier on a controller that refuses a user's calls beyond that."""
 _running: list[Cluster] = []
+_left_out: list[str] = []
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test's time is its own: the cluster's start and end, beside other tests' load, are not in it."""
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "root: takes two users of this machine, or what only root may do")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A test's time is its own: the cluster's start and end, beside other tests' load, are not in it.
+
+    An ordinary user's cluster has that one user: what takes two is left out, and named at the session's end.
+    """
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(240, func_only=True))
+    left_out = [] if AS_ROOT else [item for item in items if item.get_closest_marker("root") is not None]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+        _left_out.extend(item.name for item in left_out)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _left_out:
+        terminalreporter.write_line(f"Slurm tests that need root, not run: {', '.join(_left_out)}")
 
 
 @pytest.fixture(scope="session")

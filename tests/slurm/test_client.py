@@ -16,7 +16,7 @@ from launch.slurm.client.runner import CommandRunner
 from launch.slurm.client.states import JobState
 from launch.slurm.client.verdict import half_dead
 from launch.slurm.words import explain
-from tests.support.cluster import Cluster
+from tests.support.cluster import ALICE, Cluster
 from tests.support.waiting import eventually
 
 PLAIN = "#!/bin/bash\nsleep 600\n"
@@ -48,7 +48,7 @@ def client(request: pytest.FixtureRequest, cluster: Cluster, monkeypatch: pytest
 
 
 async def states(client: SlurmClient, job: str, since: float | None = None) -> dict[str, JobInfo]:
-    return {one.job_id: one for one in await client.jobs([job], user="alice", since=since)}
+    return {one.job_id: one for one in await client.jobs([job], user=ALICE, since=since)}
 
 
 async def until(client: SlurmClient, job: str, *wanted: JobState, timeout_s: float = 60) -> dict[str, JobInfo]:
@@ -70,7 +70,7 @@ async def test_a_het_jobs_components(cluster: Cluster, client: SlurmClient) -> N
     assert sorted(found) == [f"{job}+{offset}" for offset in range(3)]
     for offset, part in enumerate(found[f"{job}+{n}"] for n in range(3)):
         assert (part.leader_id, part.het_offset, part.name, part.comment) == (job, offset, NAME, COMMENT)
-        assert (part.user, part.account, part.time_limit_min, part.restarts) == ("alice", "physics", 5, 0)
+        assert (part.user, part.account, part.time_limit_min, part.restarts) == (ALICE, "physics", 5, 0)
         assert part.started_at is not None
         assert part.ended_at is not None
         assert abs(part.started_at - time.time()) < 120, "times are the machine's own, whatever its zone"
@@ -78,7 +78,7 @@ async def test_a_het_jobs_components(cluster: Cluster, client: SlurmClient) -> N
         assert (part.reason, part.estimated_start) == (None, None)
     assert (found[f"{job}+1"].gpus, found[f"{job}+1"].partition) == (1, "gpu")
     assert (found[f"{job}+2"].node_count, len(found[f"{job}+2"].nodes)) == (2, 2)
-    assert {one.job_id for one in await client.jobs(name=NAME, user="alice")} == set(found)
+    assert {one.job_id for one in await client.jobs(name=NAME, user=ALICE)} == set(found)
     await client.cancel([job])
     ended = await until(client, job, JobState.CANCELLED)
     assert set(ended) == set(found)
@@ -92,7 +92,7 @@ async def test_a_plain_jobs_life(cluster: Cluster, client: SlurmClient) -> None:
     waiting = (await until(client, held, JobState.PENDING))[held]
     assert (waiting.reason, waiting.nodes, waiting.het_offset, waiting.leader_id) == ("JobHeldUser", (), None, held)
     await until(client, job, JobState.RUNNING)
-    both = await client.jobs([held, job], user="alice")
+    both = await client.jobs([held, job], user=ALICE)
     assert {one.job_id for one in both} == {held, job}
     await eventually(mark.exists, "its script runs", 60)
     await client.requeue(job)
@@ -107,8 +107,8 @@ async def test_a_plain_jobs_life(cluster: Cluster, client: SlurmClient) -> None:
 
 
 async def test_what_is_not_there(cluster: Cluster, client: SlurmClient) -> None:
-    assert await client.jobs(["999999"], user="alice") == []
-    assert await client.jobs(name="rollmill-nobody", user="alice") == []
+    assert await client.jobs(["999999"], user=ALICE) == []
+    assert await client.jobs(name="rollmill-nobody", user=ALICE) == []
     await client.cancel(["999999"])
     with pytest.raises(SlurmRefused, match="Invalid job id"):
         await client.requeue("999999")
@@ -136,9 +136,9 @@ async def test_the_site_and_a_users_share(cluster: Cluster) -> None:
     assert (gpu.gpus, len(gpu.nodes)) == (cluster.spec.gpus, cluster.spec.gpu_nodes)
     assert (preempt.preempt_mode, preempt.grace_time_s) == ("REQUEUE", cluster.spec.grace_s)
     assert site.preempt_type == "preempt/partition_prio"
-    share = await client.fair_share("alice")
+    share = await client.fair_share(ALICE)
     assert share is not None
-    assert (share.user, share.account) == ("alice", "physics")
+    assert (share.user, share.account) == (ALICE, "physics")
     assert share.factor is not None
     assert 0 <= share.factor <= 1
     assert await client.fair_share("nobody-of-that-name") is None
@@ -157,7 +157,7 @@ async def test_a_waiting_job_is_explained(cluster: Cluster) -> None:
     job = await eventually(looked_at, "the scheduler has looked at it", 60)
     assert job is not None
     lines = explain(
-        [job], await client.site(), await client.fair_share("alice"), components={waits: "run"}, now=time.time()
+        [job], await client.site(), await client.fair_share(ALICE), components={waits: "run"}, now=time.time()
     )
     text = "\n".join(lines)
     assert f"run ({waits}) waits: {job.reason}" in text
@@ -248,7 +248,7 @@ async def test_parity_b25_a_named_cluster(cluster: Cluster) -> None:
     job = cluster.submit("alice", PLAIN)
     assert (await until(client, job, JobState.RUNNING))[job].cluster == name
     assert (await client.site()).cluster == name
-    share = await client.fair_share("alice")
+    share = await client.fair_share(ALICE)
     assert share is not None
     assert share.account == "physics"
     await client.cancel([job])
@@ -260,7 +260,7 @@ async def test_what_a_question_costs_the_controller(cluster: Cluster) -> None:
     jobs = [cluster.submit("alice", PLAIN, "--hold") for _ in range(3)]
     cluster.reset_rpcs()
     for _ in range(5):
-        assert len(await client.jobs(jobs, user="alice")) == 3
+        assert len(await client.jobs(jobs, user=ALICE)) == 3
     kinds = {name: count for name, count in cluster.rpcs().kinds.items() if name != "REQUEST_STATS_INFO"}
     assert kinds.pop("REQUEST_JOB_USER_INFO") == 5, "one user's jobs, however many ids"
     assert kinds.pop("REQUEST_PARTITION_INFO", 0) <= 5

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.slurm.jobs import SLOW, ClusterRun
 from tests.support import runs
 from tests.support.cluster import Cluster
@@ -71,6 +73,7 @@ def test_status_tells_why_a_run_waits_and_what_would_start_sooner(cluster: Clust
     run.await_slurm(run.job, "CANCELLED")
 
 
+@pytest.mark.root
 def test_status_and_cancel_work_with_the_routers_port_blocked(cluster: Cluster) -> None:
     """A login node that cannot reach compute nodes: all is read from files and asked by them."""
     run = ClusterRun(cluster, "blocked", "placement=het", *SLOW, groups=96).submit()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from tests.slurm.jobs import QUICK, ClusterRun
 from tests.support import runs
 from tests.support.cluster import Cluster
@@ -32,6 +34,7 @@ def use_all_nodes_for_a_while(cluster: Cluster, user: str, other: str) -> None:
     poll(lambda: set(cluster.queued(heavy).values()) == {"CANCELLED"}, "its nodes are free", 30, 0.2)
 
 
+@pytest.mark.root
 def test_the_heavier_users_sweep_waits_behind_the_lighter_ones_run(cluster: Cluster) -> None:
     use_all_nodes_for_a_while(cluster, "alice", "bob")
     blockers = [cluster.submit("root", SLEEP, "-pcpu", f"-N{nodes}", "--exclusive") for nodes in (4, 1)]

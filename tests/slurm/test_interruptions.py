@@ -17,8 +17,8 @@ from tests.support.waiting import poll
 pytestmark = pytest.mark.timeout(420, func_only=True)
 """A requeued job waits some ten seconds, a lost node is noticed after half a minute, a time limit is a minute."""
 
-LONG = 48
-"""Groups of a run that is still going when something happens to it: twelve waves of rollouts."""
+LONG = 28
+"""Groups of a run that is still going when something happens to it: seven waves of rollouts, three seconds each."""
 
 
 def carried_on(run: ClusterRun, attempts: int = 2) -> None:
@@ -41,7 +41,7 @@ def test_scontrol_requeue(cluster: Cluster, placement: str) -> None:
     run = ClusterRun(
         cluster, f"requeue-{placement}", f"placement={placement}", "checkpoint.turns=1", *SLOW, groups=LONG
     )
-    run.submit().await_rows(30)
+    run.submit().await_rows(12)
     cluster.run("root", ["scontrol", "requeue", run.job], check=True)
     carried_on(run)
 
@@ -52,7 +52,7 @@ def test_usr2_to_the_batch_shell_drains_and_goes_on(cluster: Cluster, continue_b
     run = ClusterRun(
         cluster, f"usr2-{continue_by}", "placement=het", f"cluster.continue_by={continue_by}", *SLOW, groups=LONG
     )
-    run.submit().await_rows(30)
+    run.submit().await_rows(12)
     first = run.job
     cluster.run("alice", ["scancel", "--signal=USR2", "--batch", first], check=True)
     carried_on(run)
@@ -62,18 +62,31 @@ def test_usr2_to_the_batch_shell_drains_and_goes_on(cluster: Cluster, continue_b
 
 def test_usr2_to_the_steps_alone_drains_and_goes_on(cluster: Cluster) -> None:
     run = ClusterRun(cluster, "usr2-steps", "placement=het", "checkpoint.turns=1", *SLOW, groups=LONG)
-    run.submit().await_rows(30)
+    run.submit().await_rows(12)
     cluster.run("alice", ["scancel", "--signal=USR2", run.job], check=True)
     carried_on(run)
 
 
 def test_preemption_by_a_higher_partition(cluster: Cluster) -> None:
     run = ClusterRun(cluster, "preempted", "placement=het", "cluster.partition=preempt", *SLOW, groups=LONG)
-    run.submit().await_rows(30)
+    run.submit().await_rows(12)
     nodes = sorted({member["node"] for member in runs.members(run.place)})
     thief = cluster.submit("bob", "#!/bin/bash\nsleep 1\n", "-phigh", f"-w{nodes[0]}", "--exclusive")
     poll(lambda: cluster.states(thief).get(thief) == "COMPLETED", "the higher job ran", 90, 0.3)
     carried_on(run)
+
+
+def test_preemption_that_cancels_and_that_the_steps_alone_hear_of(cluster: Cluster) -> None:
+    """PreemptMode=CANCEL without preempt_send_user_signal: the run goes on as a job of its own making."""
+    keys = ["cluster.continue_by=resubmit", "cluster.partition=preempt", "checkpoint.turns=1"]
+    with cluster.changed(preempt_mode="CANCEL", signal_preempted=False, grace_s=20):
+        run = ClusterRun(cluster, "preempted-away", "placement=het", *keys, *SLOW, groups=12).submit()
+        run.await_rows(4)
+        first, node = run.job, min(member["node"] for member in runs.members(run.place))
+        cluster.submit("bob", "#!/bin/bash\nsleep 1\n", "-phigh", f"-w{node}", "--exclusive")
+        carried_on(run)
+    assert run.job != first
+    assert [one.reason for one in run.submissions] == ["launch", "continue"]
 
 
 def test_a_time_limit_shorter_than_the_work_is_normal(cluster: Cluster) -> None:
@@ -88,7 +101,7 @@ def test_a_time_limit_shorter_than_the_work_is_normal(cluster: Cluster) -> None:
 @pytest.mark.parametrize("placement", ["het", "linked"])
 def test_a_node_is_lost(cluster: Cluster, placement: str) -> None:
     run = ClusterRun(cluster, f"lost-{placement}", f"placement={placement}", "checkpoint.turns=1", *SLOW, groups=LONG)
-    run.submit().await_rows(20)
+    run.submit().await_rows(12)
     node = next(member["node"] for member in runs.members(run.place) if member["kind"] == "run")
     cluster.kill_node(node)
     cluster.await_node(node, "down*", timeout_s=60)

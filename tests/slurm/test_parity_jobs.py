@@ -23,6 +23,7 @@ def test_b19_a_run_that_fails_is_failed_everywhere(cluster: Cluster, placement: 
     run.gone()
 
 
+@pytest.mark.root
 def test_b24_another_user_cannot_use_the_router(cluster: Cluster) -> None:
     run = ClusterRun(cluster, "guarded", "placement=het", groups=160).submit()
     run.await_rows(1)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.cluster.binaries import Binaries
+from tests.support.cluster.owner import AS_ROOT, ME, SERVICE
 from tests.support.cluster.spec import NAME, ClusterSpec
 
 
@@ -50,7 +51,7 @@ def slurm_conf(spec: ClusterSpec, places: Places, *, host: str, ports: range, bi
         binaries: Slurm's programs.
     """
     controller = [
-        "preempt_send_user_signal",  # a job's own --signal at preemption too
+        *(["preempt_send_user_signal"] if spec.signal_preempted else []),
         *([spec.controller] if spec.controller else []),
         *(["rl_enable", spec.rate_limit] if spec.rate_limit else []),
     ]
@@ -58,7 +59,8 @@ def slurm_conf(spec: ClusterSpec, places: Places, *, host: str, ports: range, bi
         f"ClusterName={NAME}",
         f"SlurmctldHost={host}(127.0.0.1)",
         f"SlurmctldPort={ports[0]}",
-        "SlurmUser=slurm",
+        f"SlurmUser={SERVICE}",
+        *([] if AS_ROOT else [f"SlurmdUser={ME}"]),
         "AuthType=auth/munge",
         # A requeued job waits until its old credential has expired: 120 s by default.
         f"AuthInfo=socket={places.munge_socket},cred_expire=5",
@@ -68,7 +70,7 @@ def slurm_conf(spec: ClusterSpec, places: Places, *, host: str, ports: range, bi
         f"SlurmdPidFile={places.root}/run/slurmd-%n.pid",
         f"SlurmctldLogFile={places.log('slurmctld')}",
         f"SlurmdLogFile={places.root}/log/slurmd-%n.log",
-        f"SlurmctldParameters={','.join(controller)}",
+        *([f"SlurmctldParameters={','.join(controller)}"] if controller else []),
         # A changed slurm.conf is read by `scontrol reconfigure`; without this each node complains until then.
         "DebugFlags=NO_CONF_HASH",
         "ProctrackType=proctrack/linuxproc",
@@ -145,7 +147,7 @@ def _partitions(spec: ClusterSpec) -> list[str]:
         return f"PartitionName={name} Nodes={nodes} MaxTime=1-00:00:00 DefaultTime=10 State=UP {rest}"
 
     lines = [
-        partition("preempt", "ALL", f"PriorityTier=1 PreemptMode=REQUEUE GraceTime={spec.grace_s}"),
+        partition("preempt", "ALL", f"PriorityTier=1 PreemptMode={spec.preempt_mode} GraceTime={spec.grace_s}"),
         partition("high", "ALL", "PriorityTier=20 PreemptMode=OFF"),
     ]
     if spec.cpu_nodes:
@@ -176,7 +178,7 @@ def slurmdbd_conf(places: Places, *, host: str, port: int, binaries: Binaries) -
             f"DbdHost={host}",
             "DbdAddr=127.0.0.1",
             f"DbdPort={port}",
-            "SlurmUser=slurm",
+            f"SlurmUser={SERVICE}",
             "AuthType=auth/munge",
             f"AuthInfo=socket={places.munge_socket}",
             f"LogFile={places.log('slurmdbd')}",
@@ -199,11 +201,10 @@ def accounts(spec: ClusterSpec) -> str:
         "Parent - 'root'",
         "User - 'root':DefaultAccount='root':AdminLevel='Administrator':Fairshare=1",
     ]
-    names = sorted(set(spec.users.values()))
+    users = spec.users if AS_ROOT else {ME: next(iter(spec.users.values()))}
+    names = sorted(set(users.values()))
     lines += [f"Account - '{name}':Description='{name}':Organization='{NAME}':Fairshare=10" for name in names]
     for name in names:
         lines.append(f"Parent - '{name}'")
-        lines += [
-            f"User - '{user}':DefaultAccount='{name}':Fairshare=1" for user, own in spec.users.items() if own == name
-        ]
+        lines += [f"User - '{user}':DefaultAccount='{name}':Fairshare=1" for user, own in users.items() if own == name]
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""Starts and ends the daemons of a test cluster, each known by its pid file and its SLURM_CONF. Needs root."""
+"""Starts and ends the daemons of a test cluster, each known by its pid file and its SLURM_CONF."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from tests.support.cluster.binaries import Binaries
 from tests.support.cluster.config import Places
 from tests.support.cluster.errors import ClusterError
 from tests.support.cluster.nodes import read_states
-from tests.support.cluster.spec import ClusterSpec
+from tests.support.cluster.owner import AS_ROOT, ME, SERVICE, give
+from tests.support.cluster.spec import NAME, ClusterSpec
 from tests.support.waiting import poll
 
 START_S = 30.0
 FIRST_PORT, LAST_PORT = 20_000, 32_000  # below what the kernel gives to outgoing connections
+_AS_SERVICE = [f"--user={SERVICE}"] if AS_ROOT else []
 
 
 def free_ports(number: int) -> range:
@@ -79,23 +81,24 @@ class Daemons:
         _replace(etc / "cgroup.conf", config.cgroup_conf(self.binaries.version))
         text = config.slurmdbd_conf(self.places, host=self._host, port=ports[1], binaries=self.binaries)
         _replace(etc / "slurmdbd.conf", text, mode=0o600)
-        shutil.chown(etc / "slurmdbd.conf", "slurm")
+        give(etc / "slurmdbd.conf", SERVICE)
 
     def prepare(self) -> None:
         """Make the users, the directories, the munge key and the configuration."""
-        _ensure_users(self.spec.users)
+        if AS_ROOT:
+            _ensure_users(self.spec.users)
         root = self.places.root
         for part in ("etc", "log", "run", "munge", "spool/ctld", "mysql", "tmp", "dev", "share"):
             (root / part).mkdir(parents=True, exist_ok=True)
             (root / part).chmod(0o755)
         root.chmod(0o755)
         for part in ("log", "run", "spool/ctld", "mysql", "tmp"):
-            shutil.chown(root / part, "slurm")
+            give(root / part, SERVICE)
         (root / "mysql").chmod(0o700)  # the database knows no passwords: who reaches its socket is its master
         for user in self.spec.users:
             self.places.share(user).mkdir(exist_ok=True)
             self.places.share(user).chmod(0o700)
-            shutil.chown(self.places.share(user), user, user)
+            give(self.places.share(user), user)
         for gpu in range(self.spec.gpus):
             link = root / "dev" / f"fakegpu{gpu}"
             link.unlink(missing_ok=True)
@@ -140,7 +143,7 @@ class Daemons:
             self._call(
                 "mariadb-install-db",
                 "--no-defaults",
-                "--user=slurm",
+                *_AS_SERVICE,
                 f"--datadir={data}",
                 "--skip-test-db",
                 "--auth-root-authentication-method=normal",
@@ -150,7 +153,7 @@ class Daemons:
         server = self._spawn(
             "mariadbd",
             "--no-defaults",
-            "--user=slurm",
+            *_AS_SERVICE,
             f"--datadir={data}",
             f"--socket={self.places.database_socket}",
             "--skip-networking",
@@ -170,6 +173,9 @@ class Daemons:
     def _start_accounting(self) -> None:
         self._call("slurmdbd", env={"MYSQL_UNIX_PORT": str(self.places.database_socket)})
         self._await("slurmdbd", lambda: self._succeeds(["sacctmgr", "-n", "list", "cluster"]))
+        if not AS_ROOT:  # `load` knows the user from these alone; SlurmUser may make them unknown
+            self._call("sacctmgr", "-i", "add", "cluster", NAME, log="slurmdbd")
+            self._call("sacctmgr", "-i", "add", "user", ME, "account=root", "adminlevel=Administrator", log="slurmdbd")
         file = self.places.root / "etc" / "accounts"
         file.write_text(config.accounts(self.spec))
         self._call("sacctmgr", "-i", "load", f"file={file}", "clean", log="slurmdbd")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.support.cluster.errors import ClusterError
 
-PARENT = Path("/srv/rollmill-test")
+PARENT = Path("/srv/rollmill-test") if os.getuid() == 0 else Path.home() / ".rollmill-test"
 """Not below /tmp, which the checks of a submission rightly call local to one node. Short: sockets lie below it."""
 
 
@@ -31,7 +31,10 @@ class Root:
     @classmethod
     def at(cls, path: Path) -> Root | None:
         """This directory, or None while another process holds it."""
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+        except OSError as error:
+            raise ClusterError(f"test cluster: {path.parent} cannot be made ({error.strerror}): set HOME") from error
         lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -38,6 +38,10 @@ class ClusterSpec:
     """Slurm >= 23.02: `rl_bucket_size=40,rl_refill_rate=4` refuses a user's calls beyond that; empty: no limit."""
     grace_s: int = 5
     """GraceTime of the partition `preempt`."""
+    preempt_mode: str = "REQUEUE"
+    """What becomes of a job that is preempted in it: REQUEUE or CANCEL."""
+    signal_preempted: bool = True
+    """Whether a job's own `--signal` comes at preemption too; else its steps alone get TERM when the grace begins."""
     kill_wait_s: int = 3
     slurmd_timeout_s: int = 10
     """How long a node may be silent before it is down (Slurm looks at it in turns: 25 s were seen)."""

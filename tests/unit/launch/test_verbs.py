@@ -144,7 +144,6 @@ def test_export_writes_what_is_committed(
     ("args", "said"),
     [
         (["--format", "csv", "-o", "x"], "no export format 'csv': choose one of jsonl, parquet"),
-        (["--format", "verl", "-o", "x"], "export format 'verl' is not built yet"),
         (["--format", "jsonl", "-o", "nowhere/x"], "give a file name in a directory that exists"),
     ],
 )
@@ -171,6 +170,10 @@ def test_shards_are_read_and_counted(finished: RunLayout, capsys: pytest.Capture
     assert [row["rollout_id"] for row in heads] == ["r0", "r1"]
     assert json.loads(call(capsys, "shards", "--after", "3"))["rollouts"] == 1
     assert main(["shards", "--head", "-1"]) == 2
+    before = call(capsys, "shards", "--head", "4")
+    assert "3 rollouts in 1 Parquet files" in call(capsys, "shards", "compact", str(finished.root))
+    assert not list(finished.shards.glob("*.arrows"))
+    assert call(capsys, "shards", "--head", "4") == before
 
 
 def test_a_damaged_shard_is_an_error_that_names_the_file(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import pytest
 
 from launch.slurm import record
 from launch.slurm.client.errors import SlurmUnavailable
 from launch.slurm.continuing import Continuing
+from stages import sharedfs
 from tests.unit.launch.slurm.conftest import Sides
-from tests.unit.launch.slurm.leaders import JobSide, het, plain
+from tests.unit.launch.slurm.leaders import JobSide, ScriptedSlurm, het, plain
 
 
 @pytest.fixture
@@ -139,3 +141,74 @@ async def test_a_component_is_lost_only_where_slurm_took_it(side: Sides) -> None
     assert await job.lost_component("run") is None
     made.slurm.error = SlurmUnavailable("squeue: no answer")
     assert await job.lost_component("run") is None
+
+
+# ---- its own job
+
+
+async def test_its_own_record_is_found_where_the_directory_is_not_listed_yet(
+    side: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = side("linked", continue_by="resubmit")
+    noted = made.note("9", "control", reason="fallback", code="c0de")
+    listed = sharedfs.list_dir
+    monkeypatch.setattr(sharedfs, "list_dir", lambda path: [] if path == made.layout.slurm else listed(path))
+    job = continuing(made, "9", "control", JOB_NAME=noted.name)
+    assert job.changed_code(), "it knows the code that it was submitted with"
+    assert record.find(made.layout, noted.name) == noted, "and leaves the record as it is"
+
+
+async def test_a_job_that_was_submitted_twice_is_not_the_run(side: Sides) -> None:
+    """sbatch's outcome was unknown, and the submitter has settled for the other job of that name."""
+    made = side("het")
+    noted = made.note("9")
+    made.note("8", reason="launch")
+    double = continuing(made, "10", "het", JOB_NAME=noted.name)
+    assert "started before" in await double.end_rivals()
+    assert [one.job_id for one in record.read(made.layout)] == ["8", "9"]
+
+
+class Clusters:
+    """Notes which cluster is told what."""
+
+    def __init__(self, made: JobSide, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.opened: list[tuple[str, ...]] = []
+
+        def open_client(clusters: Sequence[str]) -> ScriptedSlurm:
+            self.opened.append(tuple(clusters))
+            return made.slurm
+
+        monkeypatch.setattr("launch.slurm.continuing.open_client", open_client)
+
+
+@pytest.mark.parametrize("recorded", [["west"], ["east", "west"], None])
+async def test_a_job_speaks_to_its_own_cluster_alone(
+    side: Sides, monkeypatch: pytest.MonkeyPatch, recorded: list[str] | None
+) -> None:
+    made = side("linked", clusters=["east", "west"])
+    clusters = Clusters(made, monkeypatch)
+    if recorded:
+        made.note("9", "control", clusters=recorded)
+    made.note("10", "run", clusters=["west"])
+    job = continuing(made, "9", "control", CLUSTER_NAME="west")
+    assert await job.go_on() == 75 and ("requeue", "9") in made.slurm.told
+    assert await job.finish(1) == 1 and ("cancel", ("10",), "pending") in made.slurm.told
+    assert set(clusters.opened) == {("west",)}
+
+
+@pytest.mark.parametrize(
+    ("state", "end", "limit_min", "preempted"),
+    [("RUNNING", 900, 60, True), ("RUNNING", 3600, 60, False), ("RUNNING", 900, None, True),
+     ("RUNNING", None, None, False), ("COMPLETING", 900, 60, False)],
+)  # fmt: skip
+async def test_an_end_before_the_limit_is_a_preemption(
+    side: Sides, state: str, end: int | None, limit_min: int | None, preempted: bool
+) -> None:
+    made = side("het")
+    made.note("9")
+    job = continuing(made, "9", "het")
+    ended_at = None if end is None else 1000 + end
+    made.slurm.known = [plain("9", state, started_at=1000, ended_at=ended_at, time_limit_min=limit_min)]
+    assert await job.is_preempted() is preempted
+    made.slurm.error = SlurmUnavailable("squeue: no answer")
+    assert await job.is_preempted() is False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import socket
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from conf.schema import Config
 from launch.slurm.checks import check
-from launch.slurm.fleet import Part, Server, devices, hold_port, master_of, part_of, vllm_server
+from launch.slurm.fleet import GATE, Part, Server, devices, hold_port, listener_uid, master_of, part_of, vllm_server
 from launch.slurm.shapes import jobs_of
 from tests.unit.launch.slurm.configs import make
 
@@ -19,22 +20,19 @@ MODEL = "fleet.model=/shared/models/qwen"
 
 
 def vllm(*overrides: str) -> Config:
-    """fleet=vllm cannot be composed yet; its keys can."""
-    from dataclasses import replace
-
-    config = make(MODEL, *overrides)
-    return replace(config, fleet=replace(config.fleet, name="vllm"))
+    return make("fleet=vllm", "fleet.gpus_per_replica=0", MODEL, *overrides)
 
 
 def text(server: Server) -> str:
     environment = [f"{key}={value}" for key, value in sorted(server.environment.items())]
-    return shlex.join([*environment, *server.argv])
+    return shlex.join([*environment, *server.argv]).replace(str(GATE), "GATE")
 
 
 def start(config: Config, number: int, visible: str) -> Server:
     part = part_of(config, number)
     return vllm_server(
-        config, part, python="/shared/vllm/bin/python", host=f"10.0.0.{part.rank + 1}", port=40001,
+        config, part, python="/shared/vllm/bin/python", model=config.fleet.model,
+        host=f"10.0.0.{part.rank + 1}", port=40001,
         visible=visible, api_key="KEY",
         master=master_of(["10.0.0.1", "10.0.0.2"], part) if part.of > 1 else None, master_port=29500,
     )  # fmt: skip
@@ -95,9 +93,11 @@ def test_replicas_that_do_not_divide_over_nodes_are_refused(overrides: list[str]
 def test_a_held_port_is_the_servers_alone() -> None:
     with hold_port("127.0.0.1") as held, socket.socket() as server, socket.socket() as stranger:
         address = held.getsockname()
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as vLLM does
+        assert listener_uid(address[1]) is None
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as vLLM does
         server.bind(address)
         server.listen()
+        assert listener_uid(address[1]) == os.getuid()
         with pytest.raises(OSError, match="in use"):
             stranger.bind(address)
         for _ in range(20):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 
+from conf.load import dump_config
 from launch.drive import Driver
 from launch.slurm import leader, record
+from launch.slurm.client.protocol import JobInfo
 from launch.slurm.code import CODE_CHANGED, code_digest
 from stages import control
 from tests.support import runs
@@ -47,6 +50,19 @@ async def test_linked_jobs_that_still_wait_are_taken_away_at_the_end(side: Sides
     made.note("10", "run")
     assert await made.lead("control", made.steps("control", control=summarized("completed", 0))) == 0
     assert made.slurm.told == [("cancel", ("10",), "pending")]
+
+
+async def test_a_linked_job_that_a_lost_node_left_without_its_batch_shell_is_ended(side: Sides) -> None:
+    made = side("linked")
+    pools = replace(made.config.pools, run=replace(made.config.pools.run, nodes=2))
+    (made.layout.root / "config.yaml").write_text(dump_config(replace(made.config, pools=pools)))
+    made.is_job("9")
+    made.note("9", "control")
+    made.note("10", "run")
+    made.note("11", "eval")
+    made.slurm.known = [plain("10", "RUNNING", node_count=1), plain("11", "RUNNING", node_count=1)]
+    assert await made.lead("control", made.steps("control", control=summarized("completed", 0))) == 0
+    assert made.slurm.told == [("cancel", ("10", "11"), "pending"), ("cancel", ("10",), "all")]
 
 
 async def test_a_persons_drain_ends_the_job_and_nothing_goes_on_by_itself(one: JobSide) -> None:
@@ -371,3 +387,54 @@ async def test_term_ends_a_follower(follower: JobSide) -> None:
     signalled(signal.SIGTERM)
     assert await leading == 143
     assert follower.told("run") == ["stop"]
+
+
+# ---- preempted, and only the steps are told (no preempt_send_user_signal)
+
+
+def in_grace(job_id: str) -> JobInfo:
+    return plain(job_id, "RUNNING", started_at=1000, ended_at=1010, time_limit_min=60)
+
+
+@pytest.mark.parametrize("first", ["control", "run"])
+@pytest.mark.parametrize("continue_by", ["requeue", "resubmit"])
+async def test_a_preemption_that_the_steps_alone_hear_of_lets_the_run_go_on(
+    side: Sides, continue_by: str, first: str
+) -> None:
+    made = side("het", continue_by=continue_by)
+    made.is_job("9", HET_SIZE="5")
+    made.note("9")
+    made.slurm.known = [in_grace("9")]
+    code = 130 if first == "control" else 0
+    lines = made.steps("control", "run", **{first: f"sleep 0.1; exit {code}"})
+    assert await made.lead("het", lines) == 75
+    assert control.message(made.layout, "fail") is None, "a worker that Slurm has ended is no failure"
+    if continue_by == "requeue":
+        assert made.slurm.told == [("requeue", "9")]
+    else:
+        assert made.slurm.told == [] and made.sbatch.made == [("het", ["--dependency=afterany:9"])]
+
+
+async def test_a_successor_is_in_the_queue_before_a_grace_that_is_too_short_ends(side: Sides) -> None:
+    made = side("het", continue_by="resubmit")
+    made.is_job("9", HET_SIZE="5")
+    made.note("9")
+    made.slurm.known = [in_grace("9")]
+    never = made.step("control", drain=":")
+    leading = made.start("het", [never, *made.steps("run", run="sleep 0.1; exit 0")])
+    await eventually(lambda: bool(made.sbatch.made), "the successor is submitted")
+    assert not leading.done()
+    signalled(signal.SIGTERM)
+    assert await leading == 128 + signal.SIGTERM
+    assert len(made.sbatch.made) == 1
+
+
+async def test_a_preempted_follower_is_submitted_again(side: Sides) -> None:
+    made = side("linked", continue_by="resubmit")
+    made.is_job("10")
+    made.note("9", "control")
+    made.note("10", "run")
+    made.slurm.known = [in_grace("10")]
+    assert await made.lead("run", made.steps("run", run="sleep 0.1; exit 0")) == 75
+    assert made.sbatch.made == [("run", ["--dependency=afterany:10"])]
+    assert control.message(made.layout, "fail") is None

@@ -95,3 +95,18 @@ def test_a_run_stays_on_the_cluster_that_took_its_first_job(tmp_path: Path) -> N
     assert record.home([doubtful], ["east", "west"]) == ["east", "west"]
     assert record.home([doubtful, east, other], ["east", "west"]) == ["east"]
     assert record.by_clusters([east, other, one("3", "east")]) == {("east",): ["2", "3"], ("west",): ["1"]}
+
+
+def test_a_record_that_another_has_made_stays(layout: RunLayout) -> None:
+    theirs = msgspec.structs.replace(one("9"), reason="resume")
+    assert record.add_new(layout, theirs) == theirs
+    assert record.add_new(layout, one("9")) == theirs
+    assert record.find(layout, "n-9") == theirs and record.find(layout, "n-8") is None
+    assert [path.name for path in layout.slurm.iterdir()] == ["n-9.json"]
+
+
+def test_inside_a_job_of_several_clusters_its_own_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "west")
+    assert record.here(["east", "west"]) == ["west"]
+    assert record.here([]) == [], "a site of one cluster is not asked by its name"
+    assert record.here(["east"]) == ["east"]

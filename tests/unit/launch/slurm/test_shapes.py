@@ -41,7 +41,7 @@ def test_colocated_has_every_pool_on_every_node_and_room_for_the_router() -> Non
     config = make(*POOLS, "pools.run.nodes=3", "fleet.replicas=4")
     (job,) = jobs_of(config, "colocated")
     (everything,) = job.components
-    assert (everything.nodes, job.no_kill) == (3, True)
+    assert (everything.nodes, job.no_kill) == (3, False)
     assert dict(everything.kinds) == {"router": 1, "init": 2, "run": 2, "eval": 1, "replica": 2}
     assert everything.cpus_per_task == 1 + 2 * 1 + 2 * 2 + 1 + 2 * 1
     assert everything.mem_mib == 512 + 2 * 256 + 2 * 1024 + 308 + 2 * 1024

@@ -203,3 +203,33 @@ async def test_a_run_that_is_there_keeps_the_checkpoints_that_it_began_with(side
     again = replace(made.config, checkpoint=Checkpoint())
     assert (await submit._with_checkpoints(again)).checkpoint.turns == 0
     assert made.slurm.calls == {}
+
+
+@pytest.mark.usefixtures("parts_are_fine")
+async def test_a_refused_resume_leaves_the_old_result(side: Sides) -> None:
+    made = side("het")
+    made.note("9")
+    made.leave_summary("failed")
+    made.slurm.known = het("FAILED", "FAILED")
+    made.sbatch.refused = {"het"}
+    with pytest.raises(SubmissionError):
+        await submit_run(made.config)
+    assert made.summary()["state"] == "failed"
+    made.sbatch.refused = set()
+    assert await submit_run(made.config) == 0
+    assert made.summary() == {}
+
+
+@pytest.mark.usefixtures("parts_are_fine")
+async def test_a_result_that_the_new_start_has_left_already_stays(side: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = side("het")
+    made.leave_summary("requeued")
+    sbatch = made.sbatch.submit
+
+    def quick(job: Job, config: Config, **more: Any) -> Submitted:
+        made.leave_summary("completed")
+        return sbatch(job, config, **more)
+
+    monkeypatch.setattr(executor, "submit", quick)
+    assert await submit_run(made.config) == 0
+    assert made.summary()["state"] == "completed"
