@@ -7,7 +7,18 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sandbox.apptainer_plan import CONFIG, DEV, DEVICE_LINKS, DEVICES, FSTAB, KERNEL_FILES, apptainer_argv, mounts
+from sandbox.apptainer_plan import (
+    CONFIG,
+    DEV,
+    DEVICE_LINKS,
+    DEVICES,
+    ENDED,
+    ENDING,
+    FSTAB,
+    KERNEL_FILES,
+    apptainer_argv,
+    mounts,
+)
 from sandbox.bashtext import BASE_ENV, SHELL_ARGV, shell_env
 from sandbox.bubblewrap import BubblewrapGround
 from sandbox.errors import SandboxUnavailable
@@ -42,14 +53,14 @@ class ApptainerGround(BubblewrapGround):
 
     def _entry(self, program: Sequence[str], env: Mapping[str, str], cwd: str, *, alone: bool = False) -> Entry:
         argv = apptainer_argv(
-            self.directory, self._overlays, env, program, cwd=cwd, alone=alone,
+            self.directory, self._overlays, env, program, cwd=cwd, alone=alone, processes=self._processes,
             read_only=[path for path in KERNEL_FILES if Path(path).exists()],
         )  # fmt: skip
         own = {
             "PATH": os.environ.get("PATH", "") + ":" + BASE_ENV["PATH"],
             "APPTAINER_CONFIGDIR": str(self.directory / CONFIG),
         }
-        return Entry(tuple(argv), own, "/")
+        return Entry(tuple(argv), own, "/", self.directory / ENDING, ENDED)
 
 
 class ApptainerBackend(PtyBackend):
@@ -69,7 +80,7 @@ class ApptainerBackend(PtyBackend):
         await probe_isolation(self, await self._open_home())
 
     def _ground(self, spec: SandboxSpec, home: Path, directory: Path) -> Ground:
-        return ApptainerGround(spec, directory, home / "skeleton")
+        return ApptainerGround(spec, directory, home / "skeleton", self._processes)
 
     def _furnish(self, home: Path) -> None:
         build_skeleton(home / "skeleton")

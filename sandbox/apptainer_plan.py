@@ -18,15 +18,20 @@ KERNEL_FILES = ("/proc/sys", "/proc/irq", "/proc/bus", "/proc/acpi", "/proc/fs",
 CONFIG = "config"
 """Apptainer's own configuration directory, relative to the sandbox's: it would make one in the user's home."""
 DEV = "dev"
+ENDING = "ending"
+"""File, relative to the sandbox's directory, that holds `ENDED` alone once the program has ended by itself."""
+ENDED = "ended\n"
 
 FSTAB = "fstab"
 _ENTER = (
     f'cd "$1" || exit 71; shift; mount -n -a -T {FSTAB} || exit 72; hostname sandbox || exit 73; '
     'echo 0 >/proc/sys/user/max_user_namespaces || exit 74; exec "$@"'
 )
+_WATCH = f'exec 7>&2 2>{ENDING}; (exec "$@" 2>&7 7>&-); s=$?; echo ended >>{ENDING}; exit $s'
+"""A shell says on its own stderr that a signal has ended what it ran: Apptainer, which nothing in there can reach."""
 _CLEAN = (
-    'for v in $(compgen -e); do unset -v "$v"; done; while [ "$1" != -- ]; do export "$1"; shift; done; shift; '
-    'cd "$1" || exit 71; unset -v OLDPWD; shift; exec "$@"'
+    '[ -z "$1" ] || ulimit -u "$1" 2>/dev/null; shift; for v in $(compgen -e); do unset -v "$v"; done; '
+    'while [ "$1" != -- ]; do export "$1"; shift; done; shift; cd "$1" || exit 71; unset -v OLDPWD; shift; exec "$@"'
 )
 
 
@@ -53,6 +58,7 @@ def apptainer_argv(
     read_only: Sequence[str],
     cwd: str = "/",
     alone: bool = False,
+    processes: int | None = None,
 ) -> list[str]:
     """The whole command line.
 
@@ -77,6 +83,7 @@ def apptainer_argv(
         read_only: those of `KERNEL_FILES` that this kernel has.
         cwd: where the program starts.
         alone: it is process 1 of its namespace; otherwise a small init of Apptainer's is, which reaps.
+        processes: most processes in it; see `sandbox.mountplan.enter_argv`.
     """
     binds = [f"{one.mount_at}:{one.mount_at.removeprefix(MERGED)}" for one in overlays if one.mount_at != MERGED]
     binds += [f"{DEV}:/dev:ro", *(f"{path}:{path}:ro" for path in read_only)]
@@ -85,9 +92,10 @@ def apptainer_argv(
         "unshare", "--user", "--map-root-user", "--mount", "--cgroup", "--uts", "--propagation", "private", "--",
         "/bin/sh", "-c", _ENTER, "sh", str(directory),
         "setpriv", "--pdeathsig", "KILL", "--", "unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--",
-        "/bin/sh", "-c", '"$@"; exit $?', "sh",
+        "/bin/sh", "-c", _WATCH, "sh",
         "apptainer", "--silent", "--nocolor", "exec", "--writable", "--containall", "--cleanenv", "--no-home",
         "--no-privs", "--net", "--network", "none", *(["--no-init"] if alone else []),
         "--no-mount", "sys,dev,home,tmp,hostfs,cwd,bind-paths", "--bind", ",".join(binds), "--pwd", "/", MERGED,
-        "/bin/bash", "--norc", "--noprofile", "-c", _CLEAN, "bash", *variables, "--", cwd, *program,
+        "/bin/bash", "--norc", "--noprofile", "-c", _CLEAN, "bash", str(processes or ""), *variables, "--", cwd,
+        *program,
     ]  # fmt: skip

@@ -11,7 +11,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
-from sandbox.shellstate import restore_lines
+from sandbox.protocols import ShellState
+from sandbox.shellstate import option_lines, restore_lines
 
 SHELL_ARGV = ("--norc", "--noprofile", "--noediting", "-i")
 
@@ -59,20 +60,22 @@ unset HISTFILE MAILCHECK TMOUT OLDPWD
 """
 
 
-def setup_script(workspace: Sequence[str], cwd: str, exports: str | None = None, *, in_job: bool = False) -> str:
+def setup_script(workspace: Sequence[str], cwd: str, state: ShellState | None = None, *, in_job: bool = False) -> str:
     """What the shell is set up with: its reporting, the workspace directories, its variables, and where it stands.
 
     Args:
         workspace: directories to make where missing.
         cwd: where to start; the root where it is gone.
-        exports: of an earlier shell (`ShellState.exports`): these and no other variables are exported.
+        state: of an earlier shell: its variables and no others are exported, and what it had defined is defined.
         in_job: whether Slurm's warning, USR2, may come to the shell and all that it runs: they do not hear it.
     """
     lines = [_SETUP, "trap '' USR2"] if in_job else [_SETUP]
     lines += [f"[ -d {path} ] || mkdir -p -- {path}" for path in map(shlex.quote, workspace)]
-    if exports is not None:
-        lines += restore_lines(exports)
+    if state is not None:
+        lines += restore_lines(state)
     lines.append(f"cd -- {shlex.quote(cwd)} 2>/dev/null || cd /")
+    if state is not None:
+        lines += option_lines(state)
     return "\n".join(lines) + "\n"
 
 

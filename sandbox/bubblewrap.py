@@ -27,13 +27,14 @@ class BubblewrapGround:
         spec: what was asked for.
         directory: its own, not made yet.
         skeleton: the host image's lowest layer.
+        processes: most processes in it, where the kernel can hold that.
     """
 
     token = None
     prefix = ""
 
-    def __init__(self, spec: SandboxSpec, directory: Path, skeleton: Path) -> None:
-        self._spec, self._directory, self._skeleton = spec, directory, skeleton
+    def __init__(self, spec: SandboxSpec, directory: Path, skeleton: Path, processes: int | None = None) -> None:
+        self._spec, self._directory, self._skeleton, self._processes = spec, directory, skeleton, processes
         self._overlays: list[Overlay] = []
 
     @property
@@ -68,12 +69,17 @@ class BubblewrapGround:
         if self._spec.upper is not None:
             self._take_upper(Path(self._spec.upper))
         self._overlays = overlays
-        return _entry(enter_argv(self._directory, overlays, shell_env(self._spec.env), self._spec.limits.shm_mib))
+        env, shm_mib = shell_env(self._spec.env), self._spec.limits.shm_mib
+        return _entry(enter_argv(self._directory, overlays, env, shm_mib, processes=self._processes))
 
     def enter(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> Entry:
         """See `Ground.enter`."""
         shm_mib = self._spec.limits.shm_mib
-        return _entry(enter_argv(self._directory, self._overlays, env, shm_mib, argv, cwd=cwd, alone=True))
+        return _entry(
+            enter_argv(
+                self._directory, self._overlays, env, shm_mib, argv, cwd=cwd, alone=True, processes=self._processes
+            )
+        )
 
     def _take_upper(self, layer: Path) -> None:
         """Make an unpacked layer this sandbox's upper, by renames; a host image has an upper of its own for /usr."""
@@ -108,7 +114,7 @@ class BubblewrapBackend(PtyBackend):
         await probe_isolation(self, await self._open_home())
 
     def _ground(self, spec: SandboxSpec, home: Path, directory: Path) -> Ground:
-        return BubblewrapGround(spec, directory, home / "skeleton")
+        return BubblewrapGround(spec, directory, home / "skeleton", self._processes)
 
     def _furnish(self, home: Path) -> None:
         build_skeleton(home / "skeleton")

@@ -8,10 +8,11 @@ from pathlib import Path
 from sandbox.apptainer import ApptainerBackend
 from sandbox.bubblewrap import BubblewrapBackend
 from sandbox.errors import SandboxError, SandboxUnavailable
+from sandbox.limits import UNBOUNDED, Bounds
 from sandbox.none import NoneBackend
 from sandbox.protocols import SandboxBackend
 
-BACKENDS: Mapping[str, Callable[[Path], SandboxBackend]] = {
+BACKENDS: Mapping[str, Callable[[Path, Bounds], SandboxBackend]] = {
     "bubblewrap": BubblewrapBackend,
     "apptainer": ApptainerBackend,
     "none": NoneBackend,
@@ -21,12 +22,13 @@ ISOLATING = ("bubblewrap", "apptainer")
 NAMES = ("auto", *BACKENDS)
 
 
-async def choose(name: str, scratch: Path) -> SandboxBackend:
+async def choose(name: str, scratch: Path, bounds: Bounds = UNBOUNDED) -> SandboxBackend:
     """The backend, probed; the caller closes it.
 
     Args:
         name: "auto", "bubblewrap", "apptainer" or "none".
         scratch: node-local directory for the sandboxes.
+        bounds: what each of them may use.
 
     Raises:
         SandboxUnavailable: this machine or user cannot isolate; "auto" never falls back to no isolation.
@@ -35,11 +37,11 @@ async def choose(name: str, scratch: Path) -> SandboxBackend:
     if name not in NAMES:
         raise SandboxError(f"sandbox={name!r} is none of {', '.join(NAMES)}", boundary="probe")
     if name != "auto":
-        return await _probed(name, scratch)
+        return await _probed(name, scratch, bounds)
     refused = []
     for candidate in ISOLATING:
         try:
-            return await _probed(candidate, scratch)
+            return await _probed(candidate, scratch, bounds)
         except SandboxUnavailable as error:
             refused.append(f"{candidate}: {error}")
     raise SandboxUnavailable(
@@ -49,8 +51,8 @@ async def choose(name: str, scratch: Path) -> SandboxBackend:
     )
 
 
-async def _probed(name: str, scratch: Path) -> SandboxBackend:
-    backend = BACKENDS[name](scratch)
+async def _probed(name: str, scratch: Path, bounds: Bounds) -> SandboxBackend:
+    backend = BACKENDS[name](scratch, bounds)
     try:
         await backend.probe()
     except BaseException:  # whatever ends the probe, the backend is closed; raised again

@@ -60,8 +60,35 @@ def open_regular(root: int, path: str) -> int:
         os.close(handle)
 
 
-def open_parent(root: int, path: str) -> tuple[int, str]:
+def final_path(root: int, path: str) -> str:
+    """The path of what `path` leads to, where its last name is a link or a chain of them; it need not be there.
+
+    Raises:
+        OSError: ELOOP where the links never end.
+    """
+    for _ in range(_TRIES):
+        parent, _, name = path.rstrip("/").rpartition("/")
+        try:
+            directory = open_in_root(root, parent or "/", os.O_PATH | os.O_DIRECTORY)
+        except FileNotFoundError:
+            return path
+        try:
+            target = os.readlink(name, dir_fd=directory)
+        except OSError:  # no link, or nothing
+            return path
+        finally:
+            os.close(directory)
+        path = target if target.startswith("/") else f"{parent}/{target}"
+    raise OSError(errno.ELOOP, "its links never end", path)
+
+
+def open_parent(root: int, path: str, *, make: bool = True) -> tuple[int, str]:
     """Open the directory that holds `path`, made where missing with all above it; also returns the last name.
+
+    Args:
+        root: descriptor of the root directory.
+        path: absolute or relative, both from the root.
+        make: whether what is missing is made.
 
     Raises:
         OSError: a part of the way is no directory or may not be written; EINVAL where there is no last name.
@@ -76,6 +103,9 @@ def open_parent(root: int, path: str) -> tuple[int, str]:
         try:
             deeper = open_in_root(root, way, os.O_PATH | os.O_DIRECTORY)
         except FileNotFoundError:
+            if not make:
+                os.close(directory)
+                raise
             try:
                 os.mkdir(part, 0o755, dir_fd=directory)
                 deeper = open_in_root(root, way, os.O_PATH | os.O_DIRECTORY)

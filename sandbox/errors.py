@@ -10,7 +10,8 @@ class SandboxError(Exception):
 
     Args:
         message: what, where, measured, what to do.
-        boundary: the part that broke: "start", "shell", "files", "layers", "images", "spawner", "python", "probe".
+        boundary: the part that broke: "start", "shell", "files", "layers", "images", "spawner", "python", "probe",
+            "limits".
         detail: machine-readable facts about the failure.
     """
 
@@ -22,6 +23,21 @@ class SandboxError(Exception):
 
 class SandboxUnavailable(SandboxError):
     """This machine or user cannot isolate; the message names what failed and what to ask for."""
+
+
+class LimitExceeded(SandboxError):
+    """The sandbox was ended because it used more than it may: its agent's doing, and no fault of the machine.
+
+    Args:
+        message: which limit, what was measured, what is allowed.
+        limit: name of the bound, a key of `sandbox.limits`.
+        measured: in the unit of the name.
+        allowed: likewise.
+    """
+
+    def __init__(self, message: str, *, limit: str, measured: float = 0.0, allowed: float = 0.0) -> None:
+        super().__init__(message, boundary="limits", limit=limit, measured=measured, allowed=allowed)
+        self.limit = limit
 
 
 class ShellDied(SandboxError):

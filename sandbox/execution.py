@@ -10,7 +10,7 @@ from collections.abc import Callable
 from sandbox.errors import SandboxError
 from sandbox.marker import BoundedOutput
 from sandbox.protocols import Execution
-from sandbox.spawn_client import Piped
+from sandbox.started import Piped
 
 TIMED_OUT_EXIT = 124
 _READ_BYTES = 64 * 1024
@@ -45,6 +45,11 @@ class Running:
         loop.add_reader(process.output, self._on_output)
         loop.add_reader(process.report, self._on_report)
         loop.add_writer(process.input, self._on_input)
+
+    @property
+    def pid(self) -> int:
+        """Of the program's outermost process."""
+        return self._process.pid
 
     async def result(self, timeout_s: float) -> Execution:
         """Wait for its end, or bring it about: by the time-out, or because the caller is cancelled.

@@ -7,6 +7,7 @@ import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from sandbox.errors import LayerError
 from sandbox.tarstream import MTIME, Entry
@@ -14,6 +15,8 @@ from sandbox.uppertree import MAX_DEPTH, OPAQUE, OPAQUE_XATTR, WHITEOUT
 
 _COPY_BYTES = 1024 * 1024
 _TIMES = (MTIME, MTIME)
+_BLOCK = 64 * 1024
+_ZEROS = bytes(_BLOCK)
 
 
 class Extraction:
@@ -54,7 +57,7 @@ class Extraction:
             elif entry.kind == "hardlink":
                 self._link(entry, path)
             elif name == OPAQUE:
-                os.setxattr(self._target + b"/" + parent, OPAQUE_XATTR, b"y")
+                os.setxattr(self._target + b"/" + parent, OPAQUE_XATTR, b"y", os.XATTR_CREATE)
             elif name.startswith(WHITEOUT):
                 hidden = os.path.join(self._target, parent, name[len(WHITEOUT) :])  # noqa: PTH118 - bytes
                 os.mknod(hidden, stat.S_IFCHR, 0)
@@ -75,6 +78,8 @@ class Extraction:
         parts = entry.path.split(b"/")
         if not entry.path or any(part in (b"", b".", b"..") or b"\0" in part for part in parts):
             raise LayerError(f"{entry.path!r} is no path inside a layer", boundary="layers")
+        if b"\0" in entry.target:
+            raise LayerError(f"{entry.path!r} leads to {entry.target!r}, which is no path", boundary="layers")
         if len(parts) > MAX_DEPTH + 1:
             raise LayerError(f"directories are nested deeper than {MAX_DEPTH}", boundary="layers")
         if entry.mode & ~0o1777:
@@ -100,8 +105,19 @@ class Extraction:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "wb") as file:
             while chunk := take(_COPY_BYTES):
-                file.write(chunk)
-            os.fchmod(fd, entry.mode)
+                _write(file, chunk)
             file.flush()
+            os.ftruncate(fd, entry.size)
+            os.fchmod(fd, entry.mode)
             os.utime(fd, _TIMES)
         self._files.add(entry.path)
+
+
+def _write(file: BinaryIO, chunk: bytes) -> None:
+    """Write on; blocks of zeros become a hole, so that neither sparse files nor bombs of zeros cost any disk."""
+    for start in range(0, len(chunk), _BLOCK):
+        block = chunk[start : start + _BLOCK]
+        if block == _ZEROS:
+            file.seek(_BLOCK, os.SEEK_CUR)
+        else:
+            file.write(block)

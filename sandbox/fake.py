@@ -12,7 +12,7 @@ from sandbox.directory import DirectoryGround
 from sandbox.errors import SandboxError
 from sandbox.files import ConfinedFiles
 from sandbox.layers import pack
-from sandbox.protocols import CellResult, CommandResult, Execution, PackedLayer, SandboxSpec, ShellState
+from sandbox.protocols import CellResult, CommandResult, Execution, PackedLayer, Program, SandboxSpec, ShellState
 from sandbox.scratch import make_private, remove_tree
 
 Answer = str | CommandResult
@@ -46,6 +46,9 @@ class ScriptedShell:
         if answer is None:
             return CommandResult(127, f"fake: the script has no answer to {command!r}\n", self._cwd, 0.0)
         return CommandResult(0, answer, self._cwd, 0.0)
+
+    async def close(self) -> None:
+        """See `Shell.close`."""
 
     async def state(self) -> ShellState:
         """See `Shell.state`; no variables."""
@@ -81,7 +84,7 @@ class FakeSandbox:
     def __init__(
         self, ground: DirectoryGround, script: Script, programs: Programs | None = None, cells: Cells | None = None
     ) -> None:
-        self._ground, self._programs = ground, programs
+        self._ground, self._script, self._programs = ground, script, programs
         self.executed: list[tuple[str, ...]] = []
         self._started = self._stopped = False
         self._packs = 0
@@ -94,6 +97,15 @@ class FakeSandbox:
     def shell(self) -> ScriptedShell:
         """See `Sandbox.shell`."""
         return self._shell
+
+    def open_shell(self) -> ScriptedShell:
+        """See `Sandbox.open_shell`; answers from the same script."""
+        workspace = self._ground.spec.workspace
+        return ScriptedShell(self._script, self._begin, workspace[0] if workspace else "/")
+
+    async def open_program(self, command: str, *, rows: int = 50, columns: int = 200) -> Program:
+        """See `Sandbox.open_program`; there are no terminals here."""
+        raise SandboxError(f"fake: no terminal for {command!r} ({rows} x {columns})", boundary="shell")
 
     @property
     def files(self) -> ConfinedFiles:

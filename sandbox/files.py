@@ -1,17 +1,22 @@
-"""The files of a sandbox: read, write, list, replace, upload and download, confined to its root and atomic."""
+"""The files of a sandbox: read, write, list, edit, upload and download, confined to its root and atomic."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import posixpath
 import stat
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Literal, ParamSpec, TypeVar
 
-from sandbox.confined import open_in_root, open_parent, open_regular
+from sandbox.confined import final_path, open_in_root, open_parent, open_regular
+from sandbox.editing import inserted, numbered, replaced
 from sandbox.errors import FilesError
+from sandbox.history import Before, History
+from sandbox.patches import FilePatch, apply, parse
 from sandbox.protocols import FileEntry
 
 _COPY_BYTES = 1024 * 1024
@@ -30,6 +35,7 @@ class ConfinedFiles:
 
     def __init__(self, root: Callable[[], Awaitable[Path]], limit_bytes: int) -> None:
         self._root, self._limit = root, limit_bytes
+        self._history = History()
 
     async def read(self, path: str, *, limit_bytes: int | None = None) -> bytes:
         """See `Files.read`."""
@@ -50,9 +56,41 @@ class ConfinedFiles:
         """See `Files.list`."""
         return await self._do("list", path, _list, path)
 
+    async def view(self, path: str, first: int = 1, last: int | None = None) -> str:
+        """See `Files.view`."""
+        data = await self.read(path)
+        return await self._do("view", path, lambda _: numbered(data, first, last))
+
+    async def create(self, path: str, text: str) -> None:
+        """See `Files.create`."""
+        await self._change(path, lambda before: _new(path, before, text.encode("utf-8", "surrogateescape")))
+
     async def replace(self, path: str, old: str, new: str) -> None:
         """See `Files.replace`."""
-        await self._do("edit", path, _replace, path, old.encode(), new.encode(), self._limit)
+        sought, other = (text.encode("utf-8", "surrogateescape") for text in (old, new))
+        await self._change(path, lambda before: replaced(path, _there(path, before), sought, other))
+
+    async def insert(self, path: str, line: int, text: str) -> None:
+        """See `Files.insert`."""
+        added = text.encode("utf-8", "surrogateescape")
+        await self._change(path, lambda before: inserted(_there(path, before), line, added))
+
+    async def undo(self, path: str) -> None:
+        """See `Files.undo`."""
+        before = self._history.last(path)
+        if before is None:
+            raise FilesError(f"there is no edit of {path!r} to undo", boundary="files", path=path)
+        await self._do("undo the edit of", path, _put_back, before)
+        self._history.forget(path)
+
+    async def remove(self, path: str) -> None:
+        """See `Files.remove`."""
+        await self._do("remove", path, _remove, path)
+
+    async def patch(self, diff: str | bytes, *, directory: str = "/") -> tuple[str, ...]:
+        """See `Files.patch`."""
+        raw = diff.encode("utf-8", "surrogateescape") if isinstance(diff, str) else diff
+        return await self._do("patch", directory, _patch, raw, directory, self._limit)
 
     async def upload(self, source: Path, path: str) -> None:
         """See `Files.upload`."""
@@ -61,6 +99,10 @@ class ConfinedFiles:
     async def download(self, path: str, target: Path) -> None:
         """See `Files.download`."""
         await self._do("download", path, _download, path, target, self._limit)
+
+    async def _change(self, path: str, change: Callable[[bytes | None], bytes]) -> None:
+        before = await self._do("edit", path, _edit, path, change, self._limit)
+        self._history.add(path, before)
 
     async def _do(self, verb: str, path: str, act: Callable[..., T], *arguments: object) -> T:
         root = await self._root()
@@ -74,6 +116,8 @@ def _in_root(root: Path, verb: str, path: str, act: Callable[..., T], arguments:
             return act(fd, *arguments)
         finally:
             os.close(fd)
+    except ValueError as error:  # of the pure parts: what was asked for does not fit the file
+        raise FilesError(f"cannot {verb} {path!r}: {error}", boundary="files", path=path) from error
     except OSError as error:
         raise FilesError(
             f"cannot {verb} {path!r} in the sandbox: {error.strerror or error}",
@@ -159,22 +203,108 @@ def _shown(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "replace")
 
 
-def _replace(root: int, path: str, old: bytes, new: bytes, limit: int) -> None:
-    with _open_checked(root, path, limit) as file:
-        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o777
-        data = file.read(limit)
-    count = data.count(old) if old else 0
-    if count != 1:
-        raise FilesError(
-            f"the text to replace occurs {count} times in {path!r}; it must occur once: give more of its surroundings",
-            boundary="files",
-            path=path,
-            count=count,
-        )
-    changed = data.replace(old, new)
+def _there(path: str, before: bytes | None) -> bytes:
+    if before is None:
+        raise FileNotFoundError(errno.ENOENT, "it is not there", path)
+    return before
+
+
+def _new(path: str, before: bytes | None, data: bytes) -> bytes:
+    if before is not None:
+        raise FileExistsError(errno.EEXIST, "it is there already: edit it, or remove it first", path)
+    return data
+
+
+def _before(root: int, path: str, limit: int) -> Before:
+    """What is at the end of a path that may be a link."""
+    path = final_path(root, path)
+    try:
+        with _open_checked(root, path, limit) as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o777
+            return Before(path, file.read(limit), mode)
+    except FileNotFoundError:
+        return Before(path, None, 0o644)
+
+
+def _edit(root: int, path: str, change: Callable[[bytes | None], bytes], limit: int) -> Before:
+    before = _before(root, path, limit)
+    changed = change(before.data)
     if len(changed) > limit:
         raise _too_large(path, len(changed), limit)
-    _write(root, path, changed, mode)
+    _write(root, before.path, changed, before.mode)
+    return before
+
+
+def _put_back(root: int, before: Before) -> None:
+    if before.data is None:
+        with suppress(FileNotFoundError):
+            _remove(root, before.path)
+    else:
+        _write(root, before.path, before.data, before.mode)
+
+
+def _remove(root: int, path: str) -> None:
+    directory, name = open_parent(root, path, make=False)
+    try:
+        os.unlink(name, dir_fd=directory)
+    finally:
+        os.close(directory)
+
+
+def _patch(root: int, diff: bytes, directory: str, limit: int) -> tuple[str, ...]:
+    """All files are read and changed in memory first; what was written is put back where a later one fails."""
+    befores: dict[str, Before] = {}
+    afters: dict[str, tuple[bytes | None, int]] = {}
+    for patch in parse(diff):
+        _patch_one(root, patch, directory, limit, befores, afters)
+    written: list[Before] = []
+    try:
+        for path, (data, mode) in afters.items():
+            written.append(befores[path])
+            if data is None:
+                _remove(root, path)
+            else:
+                _write(root, path, data, mode)
+    except OSError:  # raised again
+        for before in written:
+            with suppress(OSError):
+                _put_back(root, before)
+        raise
+    return tuple(afters)
+
+
+def _patch_one(
+    root: int, patch: FilePatch, directory: str, limit: int, befores: dict[str, Before],
+    afters: dict[str, tuple[bytes | None, int]],
+) -> None:  # fmt: skip
+    def now(name: str) -> tuple[str, bytes | None, int]:
+        before = _before(root, posixpath.join(directory, name), limit)
+        befores.setdefault(before.path, before)
+        data, mode = afters.get(before.path, (before.data, before.mode))
+        return before.path, data, mode
+
+    source, target = patch.source, patch.target
+    if source is None or (patch.kind == "change" and target is not None and now(target)[1] is not None):
+        path, data, mode = now(target or patch.name)
+    else:
+        path, data, mode = now(source)
+    if source is None and data:
+        raise FileExistsError(errno.EEXIST, "the patch makes it, and it is there already", path)
+    if source is not None and data is None:
+        raise FileNotFoundError(errno.ENOENT, f"the patch changes {path}, which is not there", path)
+    changed = apply(patch, data or b"")
+    if len(changed) > limit:
+        raise _too_large(path, len(changed), limit)
+    if target is None:
+        if changed:
+            raise ValueError(f"{path}: the patch removes it, but lines are left in it")
+        afters[path] = (None, mode)
+        return
+    if patch.kind == "rename":
+        afters[path] = (None, mode)
+    if patch.kind != "change":
+        path = now(target)[0]
+    afters[path] = (changed, mode if patch.mode is None else patch.mode)
 
 
 def _copy(source: BinaryIO, target: BinaryIO, path: str, limit: int) -> None:

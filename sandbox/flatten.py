@@ -1,22 +1,50 @@
-"""Layers without overlayfs: a stack copied into one plain directory, and the way back to a layer of changes."""
+"""Layers without overlayfs: a stack merged into one plain directory or into one layer, and the way back to changes."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from sandbox.errors import LayerError
 from sandbox.scratch import remove_tree
-from sandbox.uppertree import OPAQUE_XATTR
+from sandbox.uppertree import OPAQUE_XATTR, is_opaque, opened
+
+_COPY_BYTES = 1024 * 1024
+
+Budget = Callable[[int], None]
 
 
-def flatten(layers: Sequence[Path], target: Path) -> None:
-    """Copy unpacked layers, lowest first, over `target`, carrying out their deletions."""
-    for layer in layers:
-        _apply(layer, target)
+def flatten(layers: Sequence[Path], target: Path, *, max_bytes: int | None = None) -> None:
+    """Copy unpacked layers, lowest first, over the directory `target`, carrying out their deletions.
+
+    Hard links within a layer stay links and holes stay holes; what the owner may not read is copied all the same.
+
+    Args:
+        layers: in overlay format; nobody else needs to leave them alone but for their content.
+        target: a directory of ours.
+        max_bytes: of files' content and names together (512 bytes each); None: no limit.
+
+    Raises:
+        LayerError: more than `max_bytes`.
+        OSError: something cannot be read or written.
+    """
+    _Merge(os.fsencode(target), marks=False, spend=_budget(max_bytes)).add_all(layers)
+
+
+def squash(layers: Sequence[Path], target: Path) -> None:
+    """Merge unpacked layers, lowest first, into the new directory `target`: one layer that means what the stack meant.
+
+    Deletions and opaque directories stay marked, for what lies below the lowest layer.
+
+    Raises:
+        OSError: something cannot be read or written.
+    """
+    target.mkdir(mode=0o700)
+    _Merge(os.fsencode(target), marks=True, spend=_budget(None)).add_all(layers)
 
 
 def changes(layers: Sequence[Path], root: Path, stage: Path) -> None:
@@ -24,68 +52,153 @@ def changes(layers: Sequence[Path], root: Path, stage: Path) -> None:
 
     What is unchanged is copied too: the layer is larger than an overlay's would be, and means the same.
     """
-    shutil.copytree(root, stage, symlinks=True, ignore=_special, ignore_dangling_symlinks=True)
+    stage.mkdir(mode=0o700)
+    _Merge(os.fsencode(stage), marks=False, spend=_budget(None)).add_all([root])
     for layer in layers:
-        for directory, directories, files in os.walk(layer):
-            below = Path(directory).relative_to(layer)
-            for name in (*directories, *files):
-                _hide_missing(layer / below / name, stage / below / name)
+        with opened(layer, directory=True) as source:
+            _hide_missing(source, os.fsencode(stage))
 
 
-def _apply(source: Path, target: Path) -> None:
-    for entry in sorted(source.iterdir()):
-        there = target / entry.name
-        mode = entry.lstat().st_mode
-        if stat.S_ISDIR(mode):
-            if _is_opaque(entry) or not _is_real_directory(there):
-                _remove(there)
-            there.mkdir(exist_ok=True)
-            _apply(entry, there)
-            there.chmod(stat.S_IMODE(mode))
-        elif stat.S_ISLNK(mode):
-            _remove(there)
-            there.symlink_to(entry.readlink())
+@dataclass
+class _Merge:
+    """Layers written over one directory; directories get their modes last, so that their owner may write in them."""
+
+    target: bytes
+    marks: bool
+    spend: Budget
+    _modes: dict[bytes, int] = field(default_factory=dict)
+    _links: dict[tuple[int, int], bytes] = field(default_factory=dict)
+
+    def add_all(self, layers: Sequence[Path]) -> None:
+        for layer in layers:
+            self._links.clear()
+            with opened(layer, directory=True) as source:
+                self._into(source, self.target)
+                self._modes[self.target] = stat.S_IMODE(os.fstat(source).st_mode)
+        for path, mode in sorted(self._modes.items(), reverse=True):
+            with suppress(FileNotFoundError, NotADirectoryError):
+                if stat.S_ISDIR(os.lstat(path).st_mode):
+                    os.chmod(path, mode)  # noqa: PTH101 - bytes
+
+    def _into(self, source: int, target: bytes) -> None:
+        for entry in sorted(os.listdir(source)):
+            name, there = os.fsencode(entry), target + b"/" + os.fsencode(entry)
+            status = os.stat(name, dir_fd=source, follow_symlinks=False)
+            self.spend(512)
+            if stat.S_ISDIR(status.st_mode):
+                with opened(name, within=source, directory=True, status=status) as inner:
+                    self._directory(inner, there)
+                    self._modes[there] = stat.S_IMODE(status.st_mode)
+                continue
+            self._remove(there)
+            if stat.S_ISLNK(status.st_mode):
+                os.symlink(os.readlink(name, dir_fd=source), there)  # noqa: PTH211 - bytes
+                os.utime(there, ns=(status.st_atime_ns, status.st_mtime_ns), follow_symlinks=False)
+            elif stat.S_ISREG(status.st_mode):
+                self._file(source, name, status, there)
+            elif self.marks and stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:
+                os.mknod(there, stat.S_IFCHR, 0)
+
+    def _directory(self, source: int, there: bytes) -> None:
+        old = _mode(there)
+        if old is None or not stat.S_ISDIR(old) or is_opaque(source):
+            hides = old is not None or is_opaque(source)
+            self._remove(there)
+            os.mkdir(there, 0o700)  # noqa: PTH102 - bytes
+            if self.marks and hides:
+                os.setxattr(there, OPAQUE_XATTR, b"y")
         else:
-            _remove(there)
-            if stat.S_ISREG(mode):
-                shutil.copy2(entry, there)
+            os.chmod(there, 0o700)  # noqa: PTH101 - bytes
+        self._into(source, there)
+
+    def _file(self, source: int, name: bytes, status: os.stat_result, there: bytes) -> None:
+        key = (status.st_dev, status.st_ino)
+        if status.st_nlink > 1 and key in self._links:
+            os.link(self._links[key], there, follow_symlinks=False)
+            return
+        self._links[key] = there
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with opened(name, within=source, status=status) as content:
+            made = os.open(there, flags, 0o600)
+            try:
+                _copy(content, made, self.spend)
+                os.fchmod(made, stat.S_IMODE(status.st_mode))
+                os.utime(made, ns=(status.st_atime_ns, status.st_mtime_ns))
+            finally:
+                os.close(made)
+
+    def _remove(self, path: bytes) -> None:
+        mode = _mode(path)
+        if mode is None:
+            return
+        if stat.S_ISDIR(mode):
+            remove_tree(Path(os.fsdecode(path)))
+            inside = path + b"/"
+            for gone in [one for one in self._modes if one == path or one.startswith(inside)]:
+                del self._modes[gone]
+        else:
+            os.unlink(path)  # noqa: PTH108 - bytes
 
 
-def _hide_missing(lower: Path, there: Path) -> None:
-    mode = lower.lstat().st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode) or stat.S_ISDIR(mode)):
-        return
-    if _is_real_directory(there.parent) and not os.path.lexists(there):
-        os.mknod(there, stat.S_IFCHR, 0)
+def _copy(source: int, target: int, spend: Budget) -> None:
+    """Copy a file's content and leave its holes holes."""
+    size, offset = os.fstat(source).st_size, 0
+    while offset < size:
+        try:
+            offset = os.lseek(source, offset, os.SEEK_DATA)
+        except OSError:  # nothing but a hole is left
+            break
+        end = os.lseek(source, offset, os.SEEK_HOLE)
+        os.lseek(source, offset, os.SEEK_SET)
+        os.lseek(target, offset, os.SEEK_SET)
+        while offset < end and (chunk := os.read(source, min(_COPY_BYTES, end - offset))):
+            spend(len(chunk))
+            view = memoryview(chunk)
+            while view:
+                view = view[os.write(target, view) :]
+            offset += len(chunk)
+    os.ftruncate(target, size)
 
 
-def _special(directory: str, names: list[str]) -> set[str]:
-    """Sockets, FIFOs and devices: a layer cannot hold them, and copying a FIFO would wait for ever."""
-    found = set()
-    for name in names:
-        with suppress(OSError):
-            mode = (Path(directory) / name).lstat().st_mode
-            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
-                found.add(name)
-    return found
+def _hide_missing(layer: int, there: bytes) -> None:
+    """Mark in `there` what a directory of a layer has and it lacks."""
+    for entry in os.listdir(layer):
+        name, path = os.fsencode(entry), there + b"/" + os.fsencode(entry)
+        status = os.stat(name, dir_fd=layer, follow_symlinks=False)
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+            continue
+        mode, above = _mode(path), _mode(there)
+        if mode is None:
+            assert above is not None
+            os.chmod(there, stat.S_IMODE(above) | 0o700)  # noqa: PTH101 - bytes
+            os.mknod(path, stat.S_IFCHR, 0)
+            os.chmod(there, stat.S_IMODE(above))  # noqa: PTH101 - bytes
+        elif stat.S_ISDIR(status.st_mode) and stat.S_ISDIR(mode):
+            os.chmod(path, stat.S_IMODE(mode) | 0o700)  # noqa: PTH101 - bytes
+            with opened(name, within=layer, directory=True, status=status) as inner:
+                _hide_missing(inner, path)
+            os.chmod(path, stat.S_IMODE(mode))  # noqa: PTH101 - bytes
 
 
-def _is_opaque(directory: Path) -> bool:
+def _mode(path: bytes) -> int | None:
     try:
-        return os.getxattr(directory, OPAQUE_XATTR) == b"y"
-    except OSError:
-        return False
+        return os.lstat(path).st_mode
+    except FileNotFoundError:
+        return None
 
 
-def _is_real_directory(path: Path) -> bool:
-    try:
-        return stat.S_ISDIR(path.lstat().st_mode)
-    except OSError:
-        return False
+def _budget(most: int | None) -> Budget:
+    left = most
 
+    def spend(size: int) -> None:
+        nonlocal left
+        if left is None:
+            return
+        left -= size
+        if left < 0:
+            raise LayerError(
+                f"the copy takes more than {most} bytes: use a backend with overlays, or raise the limit",
+                boundary="layers",
+            )
 
-def _remove(path: Path) -> None:
-    if _is_real_directory(path):
-        remove_tree(path)
-    else:
-        path.unlink(missing_ok=True)
+    return spend

@@ -12,11 +12,32 @@ from sandbox.protocols import SandboxSpec
 
 @dataclass(frozen=True)
 class Entry:
-    """How a program is started: command line, environment, and the directory that it is started from."""
+    """How a program is started: command line, environment, and the directory that it is started from.
+
+    Where its launchers can be ended by a signal that its exit status does not tell, they leave a note.
+
+    Args:
+        argv: the command line.
+        env: its environment.
+        cwd: where it is started.
+        note: the file that then holds `ended`, if the program has ended by itself.
+        ended: what the file holds.
+    """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     cwd: str
+    note: Path | None = None
+    ended: str = ""
+
+    def torn(self) -> bool:
+        """Whether something outside the sandbox has ended what was started; false where that is not known."""
+        if self.note is None:
+            return False
+        try:
+            return self.note.read_text(errors="replace") != self.ended
+        except OSError:
+            return False
 
 
 class Ground(Protocol):

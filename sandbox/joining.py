@@ -17,6 +17,7 @@ import os
 import resource
 import signal
 import socket
+import termios
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,6 +25,8 @@ from typing import Any, NoReturn
 CHANNELS = 2
 """Listening sockets that the process gets, from descriptor 3 on; the shared directory comes after them."""
 FIRST_FD = 3
+COMMAND_FD = 9
+"""Descriptor of the command pipe in a shell."""
 _LONGEST_WALK = 256
 _LIMITS = 16  # kinds of resource limits
 _NEWNS, _NEWCGROUP, _NEWUTS, _NEWIPC = 0x0002_0000, 0x0200_0000, 0x0400_0000, 0x0800_0000
@@ -34,6 +37,10 @@ _OPEN_TREE_CLONE, _AT_EMPTY_PATH = 1, 0x1000
 _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV = 1, 2, 4
 _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 4, 24, 38, 47
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+Become = Callable[[dict[str, Any], list[int], int | None], NoReturn]
+"""What the child does in the end: the message, its descriptors, and that of the shared directory."""
 
 
 def join(
@@ -61,17 +68,7 @@ def join(
         ours.append(output)
         null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         theirs += (write_output, null)
-        told, tell = os.pipe()
-        with os.fdopen(told, "rb", buffering=0) as said:
-            try:
-                if os.fork() == 0:
-                    _be_child(message, children_of, prepare, theirs, tell)
-            finally:
-                os.close(tell)
-            answer = json.loads(said.read(4096) or b'{"error": "the child ended"}')
-        if "error" in answer:
-            raise OSError(answer["error"])
-        return answer["pid"], ours
+        return _fork(message, children_of, prepare, theirs, _become), ours
     except BaseException:  # whatever ended the call, nobody holds these descriptors; raised again
         for descriptor in ours:
             os.close(descriptor)
@@ -81,9 +78,67 @@ def join(
             os.close(descriptor)
 
 
+def join_terminal(
+    message: dict[str, Any], children_of: Callable[[int], list[int]], prepare: Callable[[], object]
+) -> tuple[int, list[int]]:
+    """Fork a process on a terminal of its own; its id, the terminal's master, and the write end of its command pipe.
+
+    Args:
+        message: as of `join`, without share and directory; also rows, columns, and plain (no echo, no changes to what
+            passes: as a shell is driven; otherwise the modes that a person's terminal has).
+        children_of: process ids of the children of one.
+        prepare: umask and signals of a child.
+
+    Raises:
+        OSError: a namespace cannot be joined, or the sandbox is gone.
+    """
+    master, slave = os.openpty()
+    pipe_read, pipe_write = os.pipe()
+    try:
+        if message["plain"]:
+            make_plain(slave)
+        termios.tcsetwinsize(slave, (message["rows"], message["columns"]))
+        theirs = [slave, pipe_read]
+        return _fork(message, children_of, prepare, theirs, _become_on_terminal), [master, pipe_write]
+    except BaseException:  # as above
+        os.close(master)
+        os.close(pipe_write)
+        raise
+    finally:
+        os.close(slave)
+        os.close(pipe_read)
+
+
+def make_plain(terminal: int) -> None:
+    """Switch off what a terminal does with what passes: echo, flow control, changes of line ends."""
+    modes = termios.tcgetattr(terminal)
+    modes[0] &= ~(termios.IXON | termios.IXOFF | termios.ICRNL)
+    modes[1] &= ~termios.OPOST
+    modes[3] &= ~(termios.ECHO | termios.ECHONL | termios.ECHOCTL)
+    termios.tcsetattr(terminal, termios.TCSANOW, modes)
+
+
+def _fork(
+    message: dict[str, Any], children_of: Callable[[int], list[int]], prepare: Callable[[], object],
+    theirs: list[int], become: Become,
+) -> int:  # fmt: skip
+    """Fork the child; the process id that its program has."""
+    told, tell = os.pipe()
+    with os.fdopen(told, "rb", buffering=0) as said:
+        try:
+            if os.fork() == 0:
+                _be_child(message, children_of, prepare, theirs, tell, become)
+        finally:
+            os.close(tell)
+        answer = json.loads(said.read(4096) or b'{"error": "the child ended"}')
+    if "error" in answer:
+        raise OSError(answer["error"])
+    return int(answer["pid"])
+
+
 def _be_child(
     message: dict[str, Any], children_of: Callable[[int], list[int]], prepare: Callable[[], object],
-    theirs: list[int], tell: int,
+    theirs: list[int], tell: int, become: Become,
 ) -> NoReturn:  # fmt: skip
     """In the fork: join, fork again, and end; or, without namespaces, become the program itself.
 
@@ -96,13 +151,13 @@ def _be_child(
         if message["pid"] is None:
             os.write(tell, json.dumps({"pid": os.getpid()}).encode())
         else:
-            share = _enter(message["pid"], _first_process(message["pid"], children_of), message["share"])
+            share = _enter(message["pid"], _first_process(message["pid"], children_of), message.get("share"))
             inner = os.fork()
             if inner:
                 os.write(tell, json.dumps({"pid": inner}).encode())
                 os._exit(0)
             os.close(tell)
-        _become(message, theirs, share)
+        become(message, theirs, share)
     except BaseException as error:  # noqa: BLE001 - a fork of this process must end here, whatever it met
         text = f"{type(error).__name__}: {error}"[:1000]
         with contextlib.suppress(OSError):
@@ -120,6 +175,25 @@ def _become(message: dict[str, Any], theirs: list[int], share: int | None) -> No
     for number, descriptor in enumerate(wanted):
         os.dup2(descriptor, number)
     os.closerange(len(wanted), 4096)
+    _execute(message)
+
+
+def _become_on_terminal(message: dict[str, Any], theirs: list[int], share: int | None) -> NoReturn:
+    """The program itself, in a session of its own whose terminal this is; the command pipe is at COMMAND_FD."""
+    del share
+    os.setsid()
+    slave, commands = (fcntl.fcntl(one, fcntl.F_DUPFD, 64) for one in theirs)
+    fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+    for number in range(3):
+        os.dup2(slave, number)
+    os.closerange(3, 64)
+    if message["plain"]:
+        os.dup2(commands, COMMAND_FD)
+    os.closerange(64, 4096)
+    _execute(message)
+
+
+def _execute(message: dict[str, Any]) -> NoReturn:
     try:
         os.chdir(message["cwd"])
     except OSError:  # the agent removed it

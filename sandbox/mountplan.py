@@ -20,6 +20,10 @@ _ENTER = (
 )
 
 
+LIMIT = 'ulimit -u "$1" 2>/dev/null; shift; exec "$@"'
+"""What a bash does whose first argument is the most processes that its namespace may have, and the rest a program."""
+
+
 @dataclass(frozen=True)
 class Overlay:
     """One overlay mount; every path but a lower's target is relative to the sandbox's own directory.
@@ -77,6 +81,7 @@ def _overlay(mount_at: str, name: str, stack: Sequence[Path]) -> Overlay:
 def enter_argv(
     directory: Path, overlays: Sequence[Overlay], env: Mapping[str, str], shm_mib: int,
     program: Sequence[str] = ("/bin/bash", *SHELL_ARGV), *, cwd: str = "/", alone: bool = False,
+    processes: int | None = None,
 ) -> list[str]:  # fmt: skip
     """The command line: a user and mount namespace, the overlays, then bubblewrap and the program.
 
@@ -93,12 +98,15 @@ def enter_argv(
         cwd: where it starts.
         alone: it is process 1 of its namespace: nothing in there can kill it or holds what it holds, and its end is
             everybody's.
+        processes: most processes in it. It is a resource limit that is set inside, by the program's own first
+            process: outside it would be met by all that the user runs.
     """
+    limited = () if processes is None else ("/bin/bash", "--norc", "--noprofile", "-c", LIMIT, "bash", str(processes))
     mounts = [word for overlay in overlays for word in (overlay.mount_at, overlay.options)]
     return [
         "unshare", "--user", "--map-root-user", "--mount", "--propagation", "private", "--",
         "/bin/sh", "-c", _ENTER, "sh", str(directory), *mounts, "--",
-        *bwrap_argv(directory / MERGED, env, shm_mib, cwd=cwd, alone=alone), *program,
+        *bwrap_argv(directory / MERGED, env, shm_mib, cwd=cwd, alone=alone), *limited, *program,
     ]  # fmt: skip
 
 

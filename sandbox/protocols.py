@@ -15,6 +15,7 @@ from sandbox.records import (
     PackedLayer,
     SandboxLimits,
     SandboxSpec,
+    Screen,
     ShellState,
 )
 
@@ -25,11 +26,13 @@ __all__ = [
     "FileEntry",
     "Files",
     "PackedLayer",
+    "Program",
     "Python",
     "Sandbox",
     "SandboxBackend",
     "SandboxLimits",
     "SandboxSpec",
+    "Screen",
     "Shell",
     "ShellState",
 ]
@@ -48,13 +51,47 @@ class Shell(Protocol):
         """
         ...
 
+    async def close(self) -> None:
+        """End the shell, and the processes that its terminal ends; its next command starts another. Idempotent."""
+        ...
+
     async def state(self) -> ShellState:
-        """Directory and exported variables as they are now; a command that is still running is ended first.
+        """Directory, exported variables, functions, aliases and options; a command that still runs is ended first.
 
         Raises:
             ShellDied: the shell is gone, or does not tell.
         """
         ...
+
+
+class Program(Protocol):
+    """One interactive program on a terminal of its own, as a person has it: 50 rows of 200 columns unless told."""
+
+    async def send(self, text: str = "", *, keys: Sequence[str] = (), wait_s: float = 1.0) -> Screen:
+        """Type text, then keys by their names ("enter", "up", "ctrl-c"), and give the screen as `screen` does.
+
+        Raises:
+            ValueError: there is no such key, or it is more than 64 KiB.
+        """
+        ...
+
+    async def screen(self, wait_s: float = 0.0) -> Screen:
+        """The screen, once something came and then nothing for a tenth of a second; at the latest after `wait_s`."""
+        ...
+
+    async def wait(self, timeout_s: float) -> Screen:
+        """The screen when the program has ended, or when the time is over: then it still runs."""
+        ...
+
+    async def close(self) -> None:
+        """End it; idempotent."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
 
 class Python(Protocol):
@@ -99,8 +136,37 @@ class Files(Protocol):
         """The directory's entries, sorted by name."""
         ...
 
+    async def view(self, path: str, first: int = 1, last: int | None = None) -> str:
+        """Lines of a file behind their numbers, from 1; at most 64 K characters of them."""
+        ...
+
+    async def create(self, path: str, text: str) -> None:
+        """Write a file that is not there yet."""
+        ...
+
     async def replace(self, path: str, old: str, new: str) -> None:
         """Replace the one occurrence of `old`; none or several are refused and the message counts them."""
+        ...
+
+    async def insert(self, path: str, line: int, text: str) -> None:
+        """Put lines in after line `line`; 0 is before the first."""
+        ...
+
+    async def undo(self, path: str) -> None:
+        """Take back the last `create`, `replace` or `insert` of this file; the last 64 edits of a sandbox are known."""
+        ...
+
+    async def remove(self, path: str) -> None:
+        """Remove a file or a link."""
+        ...
+
+    async def patch(self, diff: str | bytes, *, directory: str = "/") -> tuple[str, ...]:
+        """Apply a unified diff, wholly or not at all; the paths that it changed. A link is followed, as by every edit.
+
+        Args:
+            diff: as `git diff` or `diff -u` writes it; `a/` and `b/` are taken off.
+            directory: what its relative paths are relative to.
+        """
         ...
 
     async def upload(self, source: Path, path: str) -> None:
@@ -119,6 +185,27 @@ class Sandbox(Protocol):
     @property
     def shell(self) -> Shell:
         """The terminal; its first use starts the sandbox."""
+        ...
+
+    def open_shell(self) -> Shell:
+        """A further shell in the same sandbox, with directory and variables of its own; it starts at its first command.
+
+        It sees the processes of the first shell, and ends where that ends: its next command then says `restarted`. No
+        checkpoint holds it.
+        """
+        ...
+
+    async def open_program(self, command: str, *, rows: int = 50, columns: int = 200) -> Program:
+        """Start a program that wants a terminal, with the sandbox's own variables, in the shell's directory.
+
+        Args:
+            command: for bash.
+            rows: of its terminal.
+            columns: of its terminal.
+
+        Raises:
+            SandboxError: it cannot be started.
+        """
         ...
 
     @property

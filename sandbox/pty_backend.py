@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from abc import ABC, abstractmethod
 from pathlib import Path
 from types import TracebackType
@@ -11,10 +12,12 @@ from typing import Self
 from sandbox.errors import SandboxUnavailable
 from sandbox.ground import Ground
 from sandbox.kernel.layer import KernelLayer
+from sandbox.limits import UNBOUNDED, Bounds, counts_by_namespace, resource_limits
 from sandbox.protocols import SandboxSpec
 from sandbox.pty_sandbox import PtySandbox
 from sandbox.scratch import make_private, remove_tree
 from sandbox.spawn_client import SpawnClient
+from sandbox.watchdog import Watchdog
 
 
 class PtyBackend(ABC):
@@ -23,27 +26,38 @@ class PtyBackend(ABC):
     Args:
         scratch: node-local directory; the backend makes a private one in it at first use, and removes that at its
             close, or the spawner does when the worker dies.
+        bounds: what each sandbox may use; by default nothing is bounded.
     """
 
-    def __init__(self, scratch: Path) -> None:
+    def __init__(self, scratch: Path, bounds: Bounds = UNBOUNDED) -> None:
         self._scratch = scratch.absolute()
         self._home: Path | None = None
         self._spawner = SpawnClient()
         self._layer = KernelLayer(self._spawner, self._open_home)
         self._sandboxes: set[PtySandbox] = set()
         self._made = 0
+        self._bounds, self._watchdog = bounds, Watchdog(self._scratch, lambda: self._sandboxes)
+        self._spawner.limit(resource_limits(bounds), self._processes)
+
+    @property
+    def _processes(self) -> int | None:
+        """Most processes of one sandbox, where the kernel can hold that by itself."""
+        return self._bounds.processes if counts_by_namespace(os.uname().release) else None
 
     def create(self, spec: SandboxSpec) -> PtySandbox:
         """See `SandboxBackend.create`."""
         home = self._own_home()
         self._made += 1
         ground = self._ground(spec, home, home / f"s{self._made}")
-        sandbox = PtySandbox(ground, self._spawner, self._layer, self._sandboxes.discard)
+        sandbox = PtySandbox(ground, self._spawner, self._layer, self._sandboxes.discard, self._bounds)
         self._sandboxes.add(sandbox)
+        if self._bounds.watched:
+            self._watchdog.ensure()
         return sandbox
 
     async def close(self) -> None:
         """See `SandboxBackend.close`."""
+        await self._watchdog.close()
         stops = await asyncio.gather(*(one.stop() for one in list(self._sandboxes)), return_exceptions=True)
         await self._spawner.close()
         if self._home is not None:

@@ -8,17 +8,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from sandbox.bashtext import shell_env
-from sandbox.errors import SandboxError
+from sandbox.bashtext import SHELL_ARGV, shell_env
+from sandbox.errors import LimitExceeded, SandboxError, SpawnerError
 from sandbox.execution import Running
 from sandbox.files import ConfinedFiles
 from sandbox.ground import Entry, Ground
+from sandbox.interactive import InteractiveProgram
 from sandbox.kernel.layer import KernelLayer
 from sandbox.kernel.tool import KernelPython, Place
 from sandbox.layers import pack
+from sandbox.limits import UNBOUNDED, Bounds
 from sandbox.protocols import Execution, PackedLayer
 from sandbox.scratch import remove_tree
-from sandbox.spawn_client import SpawnClient, Spawned
+from sandbox.spawn_client import SpawnClient
+from sandbox.started import Spawned
 from sandbox.terminal import Terminal
 
 
@@ -30,18 +33,23 @@ class PtySandbox:
         spawner: starts and kills its processes.
         layer: our ipykernel, for images that have none.
         on_stop: tells the backend that it is gone.
+        bounds: what it may use; its backend's watchdog ends it when it uses more.
     """
 
     def __init__(
-        self, ground: Ground, spawner: SpawnClient, layer: KernelLayer, on_stop: Callable[[PtySandbox], None]
-    ) -> None:
-        self._ground, self._spawner, self._on_stop = ground, spawner, on_stop
+        self, ground: Ground, spawner: SpawnClient, layer: KernelLayer, on_stop: Callable[[PtySandbox], None],
+        bounds: Bounds = UNBOUNDED,
+    ) -> None:  # fmt: skip
+        self._ground, self._spawner, self._on_stop, self.bounds = ground, spawner, on_stop, bounds
+        self._exceeded: LimitExceeded | None = None
         limits = ground.spec.limits
         self._terminal = Terminal(
-            spawner, self._launch, ground.workspace(), limits, ground.token, root=ground.prefix, state=ground.spec.shell
-        )
+            spawner, self._launch, ground.workspace(), limits, ground.token, holds=ground.token is None,
+            torn=lambda: self._entry is not None and self._entry.torn(), root=ground.prefix, state=ground.spec.shell,
+        )  # fmt: skip
         self._files = ConfinedFiles(self._root, limits.file_bytes)
-        self._python = KernelPython(spawner, self._kernel_place, layer, limits, resumed=ground.spec.shell is not None)
+        self._python = KernelPython(spawner, self._place, layer, limits, resumed=ground.spec.shell is not None)
+        self._opened: list[Terminal | InteractiveProgram] = []
         self._entry: Entry | None = None
         self._running: Running | None = None
         self._stopping: asyncio.Task[None] | None = None
@@ -61,6 +69,29 @@ class PtySandbox:
     def python(self) -> KernelPython:
         """See `Sandbox.python`."""
         return self._python
+
+    def open_shell(self) -> Terminal:
+        """See `Sandbox.open_shell`."""
+        self._refuse_stopped()
+        ground = self._ground
+        shell = Terminal(
+            self._spawner, self._launch_beside, ground.workspace(), ground.spec.limits, holds=False, root=ground.prefix
+        )
+        self._opened.append(shell)
+        return shell
+
+    async def open_program(self, command: str, *, rows: int = 50, columns: int = 200) -> InteractiveProgram:
+        """See `Sandbox.open_program`."""
+        if "\0" in command:
+            raise SandboxError("the command holds a NUL byte", boundary="shell")
+        place, limits = await self._place(), self._ground.spec.limits
+        process = await self._spawner.join_terminal(
+            place.pid, ("/bin/bash", "-c", command), env={**place.env, "TERM": "linux"}, cwd=self._terminal.cwd,
+            timeout_s=limits.start_s, plain=False, rows=rows, columns=columns,
+        )  # fmt: skip
+        program = InteractiveProgram(process, self._spawner, rows, columns, limits.start_s)
+        self._opened.append(program)
+        return program
 
     async def start(self) -> None:
         """See `Sandbox.start`."""
@@ -84,8 +115,7 @@ class PtySandbox:
             await self.start()  # the first shell makes the workspace
         async with self._terminal.lock:
             self._refuse_stopped()
-            await self._python.kill()
-            await self._terminal.kill()
+            await self._end_tools()
             entry = self._ground.enter(argv, env, cwd)
             start_s, token = self._ground.spec.limits.start_s, self._ground.token
             process = await self._spawner.execute(
@@ -97,7 +127,9 @@ class PtySandbox:
             )  # fmt: skip
             try:
                 self._refuse_stopped()
-                return await self._running.result(timeout_s)
+                result = await self._running.result(timeout_s)
+                self._refuse_stopped()  # what a limit cut off has no result
+                return result
             finally:
                 await self._running.end()
                 self._running = None
@@ -114,8 +146,7 @@ class PtySandbox:
             raise SandboxError("a sandbox that began with an upper cannot be reset: create another", boundary="start")
         async with self._terminal.lock:
             self._refuse_stopped()
-            await self._python.kill()
-            await self._terminal.kill()
+            await self._end_tools()
             self._entry = None
             if not await asyncio.to_thread(remove_tree, self._ground.directory):
                 raise SandboxError(f"cannot remove {self._ground.directory}", boundary="stop")
@@ -153,7 +184,29 @@ class PtySandbox:
             entry.argv, env=entry.env, cwd=entry.cwd, timeout_s=self._ground.spec.limits.start_s
         )
 
-    async def _kernel_place(self) -> Place:
+    async def _launch_beside(self) -> Spawned:
+        """A further shell, joined to the sandbox that the first one holds."""
+        try:
+            return await self._join_shell()
+        except SpawnerError:  # the first shell was lost just then, and its namespaces with it
+            return await self._join_shell()
+
+    async def _join_shell(self) -> Spawned:
+        place = await self._place()
+        argv = ("/bin/bash", *SHELL_ARGV)
+        return await self._spawner.join_terminal(
+            place.pid, argv, env={**place.env, "PS1": ""}, cwd=place.cwd, timeout_s=self._ground.spec.limits.start_s
+        )
+
+    async def _end_tools(self) -> None:
+        """End whatever runs in the sandbox; further shells go first, for they live in what the first one holds."""
+        await asyncio.gather(*(one.close() for one in self._opened))
+        self._opened = [one for one in self._opened if isinstance(one, Terminal)]
+        await self._python.kill()
+        await self._terminal.kill()
+
+    async def _place(self) -> Place:
+        self._refuse_stopped()
         await self.start()
         process, entry = self._terminal.process, self._entry
         if process is None or entry is None:
@@ -166,6 +219,7 @@ class PtySandbox:
         )  # fmt: skip
 
     async def _root(self) -> Path:
+        self._refuse_stopped()
         await self.start()
         process = self._terminal.process
         if process is None:
@@ -174,8 +228,7 @@ class PtySandbox:
 
     async def _stop(self) -> None:
         try:
-            await self._python.kill()
-            await self._terminal.kill()
+            await self._end_tools()
             if self._running is not None:
                 await self._running.end()
         finally:
@@ -184,6 +237,28 @@ class PtySandbox:
         if not gone:
             raise SandboxError(f"cannot remove {self._ground.directory}: remove it by hand", boundary="stop")
 
+    @property
+    def roots(self) -> frozenset[int]:
+        """See `Watched.roots`; empty once it was ended."""
+        if self._exceeded is not None or self._stopping is not None:
+            return frozenset()
+        found = [one.pid for one in (self._terminal.process, self._running) if one is not None]
+        return frozenset(pid for one in found for pid in (one, *self._spawner.beside(one)))
+
+    @property
+    def directory(self) -> Path:
+        """See `Watched.directory`."""
+        return self._ground.directory
+
+    def end(self, reason: LimitExceeded) -> None:
+        """See `Watched.end`; its directory goes at its stop."""
+        pids = self.roots
+        self._exceeded = self._terminal.ended_for = reason
+        for pid in pids:
+            self._spawner.kill(pid, self._ground.token)
+
     def _refuse_stopped(self) -> None:
+        if self._exceeded is not None:
+            raise self._exceeded
         if self._stopping is not None:
             raise SandboxError("the sandbox has stopped; create another", boundary="start")

@@ -29,6 +29,26 @@ class CommandResult(msgspec.Struct, frozen=True):
     restarted: bool = False
 
 
+class Screen(msgspec.Struct, frozen=True):
+    """What the terminal of an interactive program shows.
+
+    Args:
+        text: its lines without trailing blanks, and without the empty ones at the end.
+        row: of the cursor, from 0.
+        column: of the cursor, from 0.
+        running: the program runs.
+        exit_code: of a program that has ended; 128 + N where signal N ended it.
+        dropped: bytes of output that came since the last look and were too many to be shown.
+    """
+
+    text: str
+    row: int
+    column: int
+    running: bool
+    exit_code: int | None = None
+    dropped: int = 0
+
+
 class CellResult(msgspec.Struct, frozen=True):
     """What one cell of Python did.
 
@@ -113,11 +133,15 @@ class ShellState(msgspec.Struct, frozen=True):
         cwd: its directory.
         exports: the exported variables, one `NAME=word` a line, the word quoted for bash.
         root: what stood before every path of the sandbox; empty where its root was "/".
+        definitions: what bash evaluates to have its functions, aliases and `shopt` options, one quoted word a line.
+        options: as `shopt -po` gives them.
     """
 
     cwd: str
     exports: str
     root: str = ""
+    definitions: str = ""
+    options: str = ""
 
 
 class SandboxSpec(msgspec.Struct, frozen=True):

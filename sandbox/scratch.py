@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from sandbox.leftovers import OWNER, end_carriers, identity
+
 # Few imports of the standard library alone: the spawner process imports this file too, and must start fast.
 
 OWNED = "owned-"
@@ -33,6 +35,7 @@ def owned(base: Path, prefix: str) -> Iterator[Path]:
         path = make_private(base, OWNED + prefix)
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(lock, fcntl.LOCK_EX)
+        (path / OWNER).write_text(identity())
     try:
         yield path
     finally:
@@ -41,7 +44,10 @@ def owned(base: Path, prefix: str) -> Iterator[Path]:
 
 
 def sweep(base: Path) -> int:
-    """Remove the owned directories under `base` whose owners have died without doing it; how many there were."""
+    """Remove the owned directories under `base` whose owners have died without doing it; how many there were.
+
+    Processes that carry such an owner's name are ended first.
+    """
     dead = []
     with _locked(base):
         for path in base.glob(OWNED + "*"):
@@ -53,6 +59,9 @@ def sweep(base: Path) -> int:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 dead.append(path)
             os.close(fd)
+    for path in dead:
+        with suppress(OSError):
+            end_carriers((path / OWNER).read_text())
     # Nobody takes up an owned directory again, so that these are removed without keeping others waiting.
     return sum(remove_tree(path) for path in dead)
 

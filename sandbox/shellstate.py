@@ -7,20 +7,30 @@ from sandbox.protocols import ShellState
 
 STATE_COMMAND = r"""__rm_s=$?
 __rm_state() {
-  local - n IFS=$'\n'
-  set +eux
+  local __rm_o=$(shopt -po) - n l IFS=$'\n'
+  set +eux -f
   printf '\036\n'
   for n in $(compgen -e); do
     case $n in PS1|PWD|OLDPWD|SHLVL|_|ROLLMILL_*) ;; *) printf '%s=%q\n' "$n" "${!n}";; esac
   done
   printf '\036\n'
+  printf '%q\n' "$(shopt -p)"
+  l=$(alias -p)
+  [ -z "$l" ] || printf '%q\n' "$l"
+  for l in $(declare -F); do
+    n=${l#declare -* }
+    case $n in __rm_*) continue;; esac
+    printf '%q\n' "$(declare -f -- "$n")"
+    case ${l%%"$n"} in *x*) printf -v n %q "$n"; printf '%q\n' "export -f -- $n";; esac
+  done
+  printf '\036\n%s\n\036\n' "$__rm_o"
 }
 __rm_state
 unset -f __rm_state
 __rm_end() { unset -f __rm_end; unset -v __rm_s; return $1; }
 __rm_end $__rm_s
 """
-"""Prints the exported variables between two record separators and keeps `$?`; builtins alone, whatever PATH is."""
+"""Prints variables, definitions, options between record separators and keeps `$?`; builtins alone, whatever PATH is."""
 
 _RESTORE = r"""
 for __rm_n in $(compgen -e); do
@@ -28,6 +38,8 @@ for __rm_n in $(compgen -e); do
 done
 unset __rm_n
 """
+_OURS = frozenset({"emacs", "histexpand", "history", "monitor", "noexec", "onecmd", "privileged", "vi"})
+"""Options that the terminal itself needs as they are, or that would end the shell."""
 
 
 def read_state(output: str, cwd: str, root: str) -> ShellState:
@@ -42,18 +54,33 @@ def read_state(output: str, cwd: str, root: str) -> ShellState:
         ShellDied: the output is not whole.
     """
     parts = output.replace("\r\n", "\n").split("\036\n")
-    if len(parts) != 3:
-        raise ShellDied(f"the shell does not tell its variables: {output[-200:]!r}", boundary="shell")
-    return ShellState(cwd, parts[1], root)
+    if len(parts) != 5:
+        raise ShellDied(f"the shell does not tell its state: {output[-200:]!r}", boundary="shell")
+    _, exports, definitions, options, _ = parts
+    return ShellState(cwd, exports, root, definitions, options)
 
 
 def moved(state: ShellState, root: str) -> ShellState:
     """The state in a sandbox whose paths begin with another root."""
     if not state.root or state.root == root:
         return state
-    return ShellState(state.cwd.replace(state.root, root, 1), state.exports.replace(state.root, root), root)
+    cwd, exports, definitions = (
+        text.replace(state.root, root) for text in (state.cwd, state.exports, state.definitions)
+    )
+    return ShellState(cwd, exports, root, definitions, state.options)
 
 
-def restore_lines(exports: str) -> list[str]:
-    """Bash that makes these, and no others, the exported variables."""
-    return [_RESTORE, *(f"export {line}" for line in exports.split("\n") if line)]
+def restore_lines(state: ShellState) -> list[str]:
+    """Bash that makes the state's variables, and no others, the exported ones, and defines what it had defined."""
+    return [
+        _RESTORE,
+        *(f"export {line}" for line in state.exports.split("\n") if line),
+        # Each by itself: one that this bash does not take keeps no other away.
+        *(f"eval {line} 2>/dev/null" for line in state.definitions.split("\n") if line),
+    ]
+
+
+def option_lines(state: ShellState) -> list[str]:
+    """Bash that sets the state's options; the last that is done, for they would change what comes before."""
+    lines = [line for line in state.options.split("\n") if line.startswith(("set -o ", "set +o "))]
+    return [f"{line} 2>/dev/null" for line in lines if line[7:] not in _OURS]

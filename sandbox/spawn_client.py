@@ -12,88 +12,18 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sandbox import leftovers
 from sandbox.errors import SpawnerError
+from sandbox.started import Joined, Piped, Spawned, Started
 
 MESSAGE_BYTES = 192 * 1024
 _MOST_DESCRIPTORS = 8
 _KEPT = ("PATH", "SLURM_JOB_ID")
 """What the spawner itself is told of this process's environment; sandboxes get none of it."""
 _MAIN = "import sys; sys.path[:0] = sys.argv[2:]; from sandbox.spawner import main; main()"
-
-
-@dataclass(frozen=True)
-class Spawned:
-    """A process on its own pty.
-
-    Args:
-        pid: as this process sees it; also its process group and session.
-        master: the pty's master, non-blocking; whoever holds this record closes it.
-        commands: write end of the pipe that the process reads at descriptor 9, non-blocking; closed likewise.
-        exited: the exit code (negative: the signal), once the process and what was settled with it are gone.
-    """
-
-    pid: int
-    master: int
-    commands: int
-    exited: asyncio.Future[int]
-
-    def close(self) -> None:
-        """Close both descriptors."""
-        os.close(self.master)
-        os.close(self.commands)
-
-
-@dataclass(frozen=True)
-class Piped:
-    """A program that runs with pipes; whoever holds this record closes the descriptors, which are non-blocking.
-
-    Args:
-        pid: as this process sees it; also its process group and session.
-        input: write end of its stdin.
-        output: read end of its stdout and stderr.
-        report: read end of the pipe at its descriptor 3.
-        exited: the exit code (negative: the signal), once it and all of its session are gone.
-    """
-
-    pid: int
-    input: int
-    output: int
-    report: int
-    exited: asyncio.Future[int]
-
-    def close(self) -> None:
-        """Close the descriptors."""
-        for descriptor in (self.input, self.output, self.report):
-            os.close(descriptor)
-
-
-@dataclass(frozen=True)
-class Joined:
-    """A program that runs in a sandbox beside its shell; whoever holds this record closes the descriptors.
-
-    Args:
-        pid: as this process sees it; also its process group and session.
-        channels: sockets, non-blocking, each connected to one that the program listens on.
-        output: read end of its stdout and stderr, non-blocking.
-        exited: the exit code (negative: the signal).
-    """
-
-    pid: int
-    channels: tuple[int, ...]
-    output: int
-    exited: asyncio.Future[int]
-
-    def close(self) -> None:
-        """Close the descriptors."""
-        for descriptor in (*self.channels, self.output):
-            os.close(descriptor)
-
-
-Started = Spawned | Piped | Joined
 
 
 class SpawnClient:
@@ -107,12 +37,30 @@ class SpawnClient:
         self._exits: dict[int, asyncio.Future[int]] = {}
         self._outbox: deque[bytes] = deque()
         self._owned: list[Path] = []
+        self._limits: dict[str, Any] | None = None
+        self._beside: dict[int, set[int]] = {}  # a sandbox's first process -> those that joined its namespaces
 
     def own(self, path: Path) -> None:
         """Have a directory removed when this process dies without removing it."""
         self._owned.append(path)
         if self._link is not None:
             self._send({"op": "own", "path": str(path)})
+
+    def limit(self, limits: Mapping[int, int], processes: int | None) -> None:
+        """Give every process that is started from now on resource limits.
+
+        Args:
+            limits: kind -> value, each for one process.
+            processes: most processes in a sandbox, for those that join its namespaces; None: unlimited.
+        """
+        self._limits = {"op": "limit", "limits": {str(kind): value for kind, value in limits.items()}}
+        self._limits["processes"] = processes
+        if self._link is not None:
+            self._send(self._limits)
+
+    def beside(self, sandbox: int) -> frozenset[int]:
+        """The processes that run and joined the namespaces of a process that was spawned."""
+        return frozenset(pid for pid in self._beside.get(sandbox, ()) if pid in self._exits)
 
     async def spawn(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, timeout_s: float) -> Spawned:
         """Start a program on a new pty, echo and output processing off.
@@ -162,6 +110,31 @@ class SpawnClient:
         assert isinstance(started, Joined)
         return started
 
+    async def join_terminal(
+        self, sandbox: int | None, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, timeout_s: float,
+        plain: bool = True, rows: int = 50, columns: int = 200,
+    ) -> Spawned:  # fmt: skip
+        """Start a program in a sandbox that runs already, on a terminal of its own.
+
+        Args:
+            sandbox: as of `join`.
+            argv: as of `join`.
+            env: its whole environment.
+            cwd: a directory of the sandbox.
+            timeout_s: of the start.
+            plain: echo and output processing off, and the command pipe at its descriptor 9, as `spawn` has it.
+            rows: of the terminal.
+            columns: of the terminal.
+
+        Raises:
+            SpawnerError: it could not be started, or the spawner is gone.
+        """
+        started = await self._ask(
+            "terminal", Spawned, argv, env, cwd, timeout_s, pid=sandbox, plain=plain, rows=rows, columns=columns
+        )
+        assert isinstance(started, Spawned)
+        return started
+
     async def _ask(
         self, operation: str, kind: type[Started], argv: Sequence[str], env: Mapping[str, str], cwd: str,
         timeout_s: float, **more: str | int | None,
@@ -173,7 +146,7 @@ class SpawnClient:
         self._send({"op": operation, "id": number, "argv": list(argv), "env": dict(env), "cwd": cwd, **more})
         try:
             async with asyncio.timeout(timeout_s):
-                return await asyncio.shield(answer)
+                started = await asyncio.shield(answer)
         except (TimeoutError, asyncio.CancelledError) as error:
             answer.add_done_callback(self._discard)
             if isinstance(error, TimeoutError):
@@ -181,6 +154,9 @@ class SpawnClient:
                     f"the spawner did not start {argv[0]} within {timeout_s} s", boundary="spawner"
                 ) from error
             raise
+        if isinstance(sandbox := more.get("pid"), int):
+            self._beside.setdefault(sandbox, set()).add(started.pid)
+        return started
 
     def settle(self, pid: int) -> None:
         """Say that a start is complete: the exit is told only when the children that it has now are gone too."""
@@ -230,7 +206,11 @@ class SpawnClient:
             stdout=subprocess.DEVNULL,
             start_new_session=True,
             cwd="/",
-            env={"PATH": "/usr/bin:/bin", **{name: os.environ[name] for name in _KEPT if name in os.environ}},
+            env={
+                "PATH": "/usr/bin:/bin",
+                **{name: os.environ[name] for name in _KEPT if name in os.environ},
+                leftovers.VARIABLE: leftovers.identity(),
+            },
         )
         there.close()
         here.setblocking(False)
@@ -238,6 +218,8 @@ class SpawnClient:
         asyncio.get_running_loop().add_reader(here, self._on_readable)
         for path in self._owned:
             self._send({"op": "own", "path": str(path)})
+        if self._limits is not None:
+            self._send(self._limits)
 
     def _send(self, message: dict[str, Any]) -> None:
         packet = json.dumps(message).encode()
@@ -282,6 +264,7 @@ class SpawnClient:
     def _on_message(self, message: dict[str, Any], descriptors: Sequence[int]) -> None:
         if "exit" in message:
             exited = self._exits.pop(message["exit"], None)
+            self._beside.pop(message["exit"], None)
             if exited is not None and not exited.done():
                 exited.set_result(message["status"])
             return

@@ -6,10 +6,11 @@ the pty's master and the write end of the command pipe as file descriptors. It i
 started can slip away to PID 1, and when its socket ends (the worker is gone, however it went) it kills all it started
 and removes the directories that it was told of.
 
-Messages in, by "op": spawn and execute (id, argv, env, cwd, token), join (id, and as sandbox.joining says), settle and
-interrupt (pid), kill (pid, token), own (path).
+Messages in, by "op": spawn and execute (id, argv, env, cwd, token), join and terminal (id, and as sandbox.joining
+says), settle and interrupt (pid), kill (pid, token), own (path), limit (limits of each process started from then
+on, by kind; processes: most of them in a sandbox whose namespaces are joined).
 Messages out: {"id","pid"} with descriptors (spawn: terminal, command pipe; execute: input, output, report; join: a
-socket a channel, output) or {"id","error"}, and {"exit":pid,"status"}.
+socket a channel, output; terminal: as spawn) or {"id","error"}, and {"exit":pid,"status"}.
 """
 
 from __future__ import annotations
@@ -19,24 +20,22 @@ import ctypes
 import fcntl
 import json
 import os
+import resource
 import select
 import signal
 import socket
 import sys
-import termios
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import ptyprocess
 
-from sandbox.joining import join
+from sandbox.joining import COMMAND_FD, join, join_terminal
+from sandbox.leftovers import VARIABLE
+from sandbox.preparing import LIMITS, REPORT_FD, WORKERS_SIGNALS, become, limit, prepare, prepare_shell
 from sandbox.scratch import remove_tree
 
-COMMAND_FD = 9
-"""Descriptor of the command pipe in the shell."""
-REPORT_FD = 3
-"""Descriptor of the report pipe in a program that is executed."""
 MESSAGE_BYTES = 192 * 1024
 """Largest packet; above it a Unix socket's default send buffer refuses."""
 CLEAR_DEADLINE_S = 10.0
@@ -44,8 +43,6 @@ ROWS, COLUMNS = 50, 200
 WORKER_DIED = signal.SIGRTMIN + 7
 """What the kernel sends when the worker dies; other signals (TERM, INT, USR1, USR2) mean the worker."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_NOT_OURS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_IN_SLURM_JOB = "SLURM_JOB_ID" in os.environ
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -90,44 +87,6 @@ def _is_of_session(pid: int, session: int) -> bool:
     return False
 
 
-def _prepare_child(pipe_read: int) -> None:
-    """In the child, before exec: terminal modes, and the command pipe at its number."""
-    _prepare_any()
-    modes = termios.tcgetattr(0)
-    modes[0] &= ~(termios.IXON | termios.IXOFF | termios.ICRNL)
-    modes[1] &= ~termios.OPOST
-    modes[3] &= ~(termios.ECHO | termios.ECHONL | termios.ECHOCTL)
-    termios.tcsetattr(0, termios.TCSANOW, modes)
-    os.dup2(pipe_read, COMMAND_FD)
-    os.close(pipe_read)
-
-
-def _prepare_any() -> None:
-    """In any child, before exec: it dies with the spawner; umask and signals are as a program expects them."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.umask(0o022)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ, *_NOT_OURS):
-        signal.signal(number, signal.SIG_DFL)
-    if _IN_SLURM_JOB:  # its warning may go to every process below a task, and would end what an agent runs
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-
-
-def _become(message: dict[str, Any], descriptors: tuple[int, int, int]) -> NoReturn:
-    """In the forked child: the program that was asked for, in a session of its own; never returns.
-
-    Args:
-        message: argv, env and cwd.
-        descriptors: what becomes its input, its output (both kinds) and its report.
-    """
-    os.setsid()
-    _prepare_any()
-    given, output, report = descriptors
-    for descriptor, number in ((given, 0), (output, 1), (output, 2), (report, REPORT_FD)):
-        os.dup2(descriptor, number)
-    os.chdir(message["cwd"])
-    os.execvpe(message["argv"][0], message["argv"], message["env"])  # noqa: S606 - no shell is wanted
-
-
 class Spawner:
     """The process's state: what it started and has not reaped, and the directories that die with the worker."""
 
@@ -137,6 +96,7 @@ class Spawner:
         self._statuses: dict[int, int] = {}
         self._executed: dict[int, str | None] = {}  # pid -> the token of what must end with it
         self._owned: list[Path] = []
+        self._processes: int | None = None
 
     def serve(self, wakeup: int) -> None:
         """Answer until the worker's end of the socket is gone."""
@@ -158,11 +118,13 @@ class Spawner:
 
     def _handle(self, message: dict[str, Any]) -> None:
         operation = message["op"]
+        if operation in ("spawn", "execute"):  # what holds namespaces and could outlive both worker and spawner
+            message["env"][VARIABLE] = os.environ.get(VARIABLE, "")
         if operation == "spawn":
             self._spawn(message)
         elif operation == "execute":
             self._execute(message)
-        elif operation == "join":
+        elif operation in ("join", "terminal"):
             self._join(message)
         elif operation == "interrupt":
             if message["pid"] in self._started and message["pid"] not in self._statuses:
@@ -175,6 +137,9 @@ class Spawner:
             self._end(message["pid"], message.get("token"))
         elif operation == "own":
             self._owned.append(Path(message["path"]))
+        elif operation == "limit":
+            LIMITS.update({int(kind): value for kind, value in message["limits"].items()})
+            self._processes = message["processes"]
 
     def _spawn(self, message: dict[str, Any]) -> None:
         pipe_read, pipe_write = os.pipe()
@@ -184,7 +149,7 @@ class Spawner:
                 message["argv"],
                 cwd=message["cwd"],
                 env=message["env"],
-                preexec_fn=lambda: _prepare_child(pipe_read),
+                preexec_fn=lambda: prepare_shell(pipe_read),
                 dimensions=(ROWS, COLUMNS),
                 pass_fds=(pipe_read,),
             )
@@ -210,7 +175,7 @@ class Spawner:
             pid = os.fork()
             if pid == 0:
                 try:
-                    _become(message, (given, output, report))
+                    become(message, (given, output, report))
                 except BaseException as error:  # noqa: BLE001 - a fork of this process must end here, whatever it met
                     os.write(complaint, f"{type(error).__name__}: {error}".encode()[:4096])
                 finally:
@@ -234,7 +199,8 @@ class Spawner:
         try:
             if message["pid"] is not None and message["pid"] not in self._started.keys() - self._statuses.keys():
                 raise ProcessLookupError("the sandbox has ended")
-            pid, descriptors = join(message, children_of, _prepare_any)
+            start = join if message["op"] == "join" else join_terminal
+            pid, descriptors = start(message, children_of, self._prepare_joined if message["pid"] else prepare)
             self._started[pid] = set()
             socket.send_fds(self._link, [json.dumps({"id": message["id"], "pid": pid}).encode()], descriptors)
         except (OSError, ValueError) as error:
@@ -242,6 +208,12 @@ class Spawner:
         finally:
             for fd in descriptors:
                 os.close(fd)
+
+    def _prepare_joined(self) -> None:
+        """In a child that is about to join a sandbox's user namespace, in which alone its processes are counted."""
+        prepare()
+        if self._processes is not None:
+            limit(resource.RLIMIT_NPROC, self._processes)
 
     def _end(self, pid: int, token: str | None) -> None:
         """SIGKILL a started process, its group, and all that carry the token."""
@@ -325,7 +297,7 @@ def main() -> None:
     signal.set_wakeup_fd(wakeup_write)
     for number in (signal.SIGCHLD, WORKER_DIED):
         signal.signal(number, lambda *_: None)
-    for number in _NOT_OURS:
+    for number in WORKERS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     spawner = Spawner(link)
     try:

@@ -145,10 +145,10 @@ def _exactly(read: Callable[[int], bytes], size: int) -> bytes:
 
 
 def _number(field: bytes) -> int:
-    try:
-        return int(field.rstrip(b"\0 ") or b"0", 8)
-    except ValueError as error:
-        raise LayerError(f"a header's number is {field!r}", boundary="layers") from error
+    digits = field.rstrip(b"\0 ") or b"0"
+    if digits.strip(b"01234567"):  # what int() takes beside digits: a sign, an underscore, a prefix
+        raise LayerError(f"a header's number is {field!r}", boundary="layers")
+    return int(digits, 8)
 
 
 def _checked(block: bytes) -> None:

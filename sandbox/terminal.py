@@ -12,11 +12,14 @@ import time
 from collections.abc import Awaitable, Callable
 
 from sandbox.bashtext import RUN_LINE, SETUP_LINE, command_packet, setup_script
-from sandbox.errors import ShellDied
+from sandbox.errors import SandboxError, ShellDied
+from sandbox.foreground import signal_foreground
 from sandbox.marker import BoundedOutput, Marker, MarkerScanner
+from sandbox.outbox import Outbox
 from sandbox.protocols import CommandResult, SandboxLimits, ShellState
 from sandbox.shellstate import STATE_COMMAND, moved, read_state
-from sandbox.spawn_client import SpawnClient, Spawned
+from sandbox.spawn_client import SpawnClient
+from sandbox.started import Spawned
 
 _READ_BYTES = 64 * 1024
 _READS_A_TURN = 16  # then other callbacks have their turn: a shell that floods must not starve the loop
@@ -25,8 +28,7 @@ _KILL_EVERY_S = 0.05
 TIMED_OUT_EXIT = 124
 _STATE_BYTES = 16 * 1024 * 1024  # more than the kernel lets a process hand on
 
-Launch = Callable[[], Awaitable[Spawned]]
-"""Starts the sandbox's bash anew on the same files."""
+Launch = Callable[[], Awaitable[Spawned]]  # starts the sandbox's bash anew on the same files
 
 
 class Terminal:
@@ -37,23 +39,28 @@ class Terminal:
         launch: starts a bash; called again when one was lost.
         workspace: directories to make before the first command; the first is where the shell starts.
         limits: output bound and graces.
-        token: NAME=value that marks the sandbox's processes, where no namespace holds them together.
+        token: NAME=value that marks what its kill ends too, where no namespace holds the sandbox's processes together.
+        holds: the process that is launched holds the sandbox's namespaces: a signal that ends it came from outside.
+        torn: whether what was launched was ended from outside, where no signal tells.
         root: what stands before every path of the sandbox; empty where its root is "/".
         state: what the first shell starts from.
     """
 
     def __init__(
         self, spawner: SpawnClient, launch: Launch, workspace: tuple[str, ...], limits: SandboxLimits,
-        token: str | None = None, *, root: str = "", state: ShellState | None = None,
+        token: str | None = None, *, holds: bool = True, torn: Callable[[], bool] = lambda: False, root: str = "",
+        state: ShellState | None = None,
     ) -> None:  # fmt: skip
-        self._spawner, self._launch, self._limits, self._token = spawner, launch, limits, token
+        self._spawner, self._launch, self._limits, self._token, self._holds = spawner, launch, limits, token, holds
+        self._torn = torn
         # A shell that goes on finds the directories as they were left, also where they are gone.
         self._workspace, self._root = workspace if state is None else (), root
         first = moved(state or ShellState(workspace[0] if workspace else "/", "", root), root)
-        self._cwd, self._exports = first.cwd, first.exports if state else None
-        self.lock = asyncio.Lock()  # who holds it alone starts a shell or uses one
+        self._cwd, self._first = first.cwd, first if state else None
+        self.lock = asyncio.Lock()  # its holder alone starts a shell or uses one
         self._process: Spawned | None = None
-        self._started, self._ended_by = False, 0
+        self._started, self._lost, self._ended_by = False, False, ""
+        self.ended_for: SandboxError | None = None
         self._own_group = 0
         self._modes: list[int | list[bytes | int]] = []
         self._output = BoundedOutput(limits.output_bytes)
@@ -63,7 +70,7 @@ class Terminal:
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._deadline = 0.0
-        self._unsent = b""
+        self._commands: Outbox | None = None
         self._cancelled = False
 
     @property
@@ -71,15 +78,28 @@ class Terminal:
         """The bash that runs now."""
         return self._process
 
+    @property
+    def cwd(self) -> str:
+        """Where the last command left it."""
+        return self._cwd
+
     async def start(self) -> None:
-        """Launch bash and set it up, where that is not done; the first `run` does it too.
+        """Launch bash and set it up, where none runs; the first `run` does it too.
 
         Raises:
             ShellDied: it ended before its first prompt; the message holds what it printed.
         """
         async with self.lock:
+            if self._process is not None and self._process.exited.done():
+                self.refuse_if_ended()
+                await self.kill()
             if self._process is None:
+                self._lost = self._started  # the next command says so
                 await self._start()
+
+    async def close(self) -> None:
+        """See `Shell.close`; a shell that ends is started again by its next command."""
+        await self.kill()
 
     async def run(self, command: str, timeout_s: float = 30.0) -> CommandResult:
         """See `Shell.run`."""
@@ -136,15 +156,15 @@ class Terminal:
 
     async def _start(self) -> None:
         process = await self._launch()
-        self._process = process
+        self._process, self._commands = process, Outbox(process.commands)
         asyncio.get_running_loop().add_reader(process.master, self._on_readable, process)
         process.exited.add_done_callback(lambda _: self._on_exit(process))
         self._output = BoundedOutput(self._limits.output_bytes)
         try:
             nonce = secrets.token_hex(8)
             # A shell that is started again has the sandbox's own variables.
-            exports = None if self._started else self._exports
-            script = setup_script(self._workspace, self._cwd, exports, in_job="SLURM_JOB_ID" in os.environ)
+            first = None if self._started else self._first
+            script = setup_script(self._workspace, self._cwd, first, in_job="SLURM_JOB_ID" in os.environ)
             self._send(command_packet(script, nonce), nonce, SETUP_LINE)
             ended = await self._wait(self._limits.start_s)
         except asyncio.CancelledError:
@@ -169,13 +189,14 @@ class Terminal:
             lost = self._started
             await self._start()
             return lost
+        lost, self._lost = self._lost, False
         if self._cancelled:
             await self._end_command()
             if self._marker is None:
                 await self._restart()
                 return True
             self._accept(self._marker)
-        return False
+        return lost
 
     async def _restart(self) -> None:
         self.refuse_if_ended()
@@ -187,8 +208,10 @@ class Terminal:
 
     def refuse_if_ended(self) -> None:
         """A sandbox that was ended from outside is lost: another shell would go on without its state."""
+        if self.ended_for is not None:
+            raise self.ended_for
         if self._ended_by:
-            raise ShellDied(f"the sandbox was ended from outside by signal {self._ended_by}", boundary="shell")
+            raise ShellDied(f"the sandbox was ended from outside by {self._ended_by}", boundary="shell")
 
     def _accept(self, marker: Marker) -> None:
         """The shell is at its prompt; what comes from now on belongs to the next command."""
@@ -199,10 +222,9 @@ class Terminal:
     def _exit_code(self, timed_out: bool) -> int:
         if self._marker is not None:
             return self._marker.exit_code
-        process = self._process
-        if timed_out or process is None or not process.exited.done():
+        if timed_out or self._process is None or not self._process.exited.done():
             return TIMED_OUT_EXIT
-        status = process.exited.result()
+        status = self._process.exited.result()
         return status if status >= 0 else 128 - status
 
     def _send(self, packet: bytes, nonce: str, line: bytes) -> None:
@@ -212,27 +234,13 @@ class Terminal:
         if process.exited.done():
             self._on_exit(process)
             return
-        self._unsent = packet
-        self._send_rest(process)
+        if self._commands is not None:
+            self._commands.send(packet)
         with contextlib.suppress(OSError, termios.error):  # a dead shell: its exit ends the wait
-            if self._modes:  # a program may have left echo on, or the terminal raw
+            # A program may have left echo on, or the terminal raw. Setting wakes bash up, so it is done only then.
+            if self._modes and termios.tcgetattr(process.master) != self._modes:
                 termios.tcsetattr(process.master, termios.TCSANOW, self._modes)
             os.write(process.master, line)
-
-    def _send_rest(self, process: Spawned) -> None:
-        """Write what the command pipe takes now, and the rest when it takes more."""
-        try:
-            with contextlib.suppress(BlockingIOError):
-                self._unsent = self._unsent[os.write(process.commands, self._unsent) :]
-        except OSError:
-            return
-        if not self._unsent:
-            return
-        asyncio.get_running_loop().add_writer(process.commands, self._on_writable, process)
-
-    def _on_writable(self, process: Spawned) -> None:
-        asyncio.get_running_loop().remove_writer(process.commands)
-        self._send_rest(process)
 
     async def _wait(self, timeout_s: float) -> bool:
         """Wait for the end of the command; False where the time came first. One timer serves all commands."""
@@ -266,25 +274,16 @@ class Terminal:
         process = self._process
         if process is None or self._scanner is None:
             return
-        self._signal(process, signal.SIGINT)
+        signal_foreground(process.master, signal.SIGINT, self._own_group)
         if await self._wait(self._limits.interrupt_grace_s):
             return
         deadline = time.monotonic() + self._limits.kill_grace_s
         while time.monotonic() < deadline:
-            killed = self._signal(process, signal.SIGKILL)
+            killed = signal_foreground(process.master, signal.SIGKILL, self._own_group)
             if await self._wait(_KILL_EVERY_S):
                 return
             if killed:  # what the shell would start next from the same command
-                self._signal(process, signal.SIGINT)
-
-    def _signal(self, process: Spawned, number: signal.Signals) -> bool:
-        """Signal the terminal's foreground group, but never kill the shell's own."""
-        with contextlib.suppress(OSError):
-            group = os.tcgetpgrp(process.master)
-            if group > 1 and (group != self._own_group or number != signal.SIGKILL):
-                os.killpg(group, number)
-                return True
-        return False
+                signal_foreground(process.master, signal.SIGINT, self._own_group)
 
     def _on_readable(self, process: Spawned) -> None:
         for _ in range(_READS_A_TURN):
@@ -323,8 +322,9 @@ class Terminal:
     def _on_exit(self, process: Spawned) -> None:
         if process is not self._process:
             return
-        if self._token is None:  # what holds a namespace of its own cannot be signalled by anything in it
-            self._ended_by = max(0, -process.exited.result())
+        if self._holds:  # what is outside of the namespaces cannot be signalled by anything in them
+            status = process.exited.result()
+            self._ended_by = f"signal {-status}" if status < 0 else "a signal" if self._torn() else ""
         while self._read(process):
             pass
         if self._scanner is not None:
@@ -335,9 +335,9 @@ class Terminal:
         """Kill it and close this side of its terminal."""
         self._process = None
         self._spawner.kill(process.pid, self._token)
-        for descriptor in (process.master, process.commands):
-            asyncio.get_running_loop().remove_reader(descriptor)
-            asyncio.get_running_loop().remove_writer(descriptor)
+        asyncio.get_running_loop().remove_reader(process.master)
+        if self._commands is not None:
+            self._commands.close()
         process.close()
         if self._timer is not None:
             self._timer.cancel()

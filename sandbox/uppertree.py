@@ -105,7 +105,7 @@ class UpperWalk:
             return
         with _directory(name, directory) as inner:
             yield Entry(path, "directory", _mode(status)), -1
-            yield from self._directory(inner, here, opaque_above or _is_opaque(inner))
+            yield from self._directory(inner, here, opaque_above or is_opaque(inner))
 
     def _taken(self, directory: int, here: tuple[bytes, ...], opaque: bool) -> Iterator[tuple[Entry, int]]:
         name, path = here[-1], b"/".join(here)
@@ -113,7 +113,7 @@ class UpperWalk:
         if stat.S_ISDIR(status.st_mode):
             with _directory(name, directory) as inner:
                 yield Entry(path, "directory", _mode(status)), -1
-                if opaque or _is_opaque(inner):
+                if opaque or is_opaque(inner):
                     yield Entry(path + b"/" + OPAQUE, "file"), -1
                 yield from self._directory(inner, here, opaque_above=False)
         elif stat.S_ISREG(status.st_mode):
@@ -143,10 +143,26 @@ def _mode(status: os.stat_result) -> int:
     return status.st_mode & 0o1777
 
 
-def _is_opaque(directory: int) -> bool:
+def is_opaque(directory: int) -> bool:
+    """Whether an open directory hides what lies below it."""
     with suppress(OSError):
         return os.getxattr(directory, OPAQUE_XATTR) in (b"y", b"x")
     return False
+
+
+def opened(
+    name: bytes | Path, *, within: int | None = None, directory: bool = False, status: os.stat_result | None = None
+) -> AbstractContextManager[int]:
+    """A file or directory of a layer open for reading, whatever its mode; no link is followed.
+
+    Args:
+        name: a path, or a name in the open directory `within`.
+        within: see `name`.
+        directory: it must be one.
+        status: of what was found there before; something else that has the name now is refused.
+    """
+    flags, needed = (os.O_RDONLY | os.O_DIRECTORY, 0o500) if directory else (os.O_RDONLY, 0o400)
+    return _readable(name, flags, needed, within, status)
 
 
 def _directory(name: bytes | Path, within: int | None = None) -> AbstractContextManager[int]:
@@ -154,13 +170,18 @@ def _directory(name: bytes | Path, within: int | None = None) -> AbstractContext
 
 
 @contextmanager
-def _readable(name: bytes | Path, flags: int, needed: int, within: int | None) -> Iterator[int]:
+def _readable(
+    name: bytes | Path, flags: int, needed: int, within: int | None, found: os.stat_result | None = None
+) -> Iterator[int]:
     """Open without following a link; a permission that the owner lacks is given meanwhile and taken back."""
     handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=within)
     way = f"/proc/self/fd/{handle}"
-    mode = stat.S_IMODE(os.fstat(handle).st_mode)
+    status = os.fstat(handle)
+    mode = stat.S_IMODE(status.st_mode)
     lacking = mode & needed != needed
     try:
+        if found is not None and (status.st_dev, status.st_ino) != (found.st_dev, found.st_ino):
+            raise OSError(errno.ENOENT, "it was replaced while it was read", name)
         if lacking:
             os.chmod(way, mode | needed)  # noqa: PTH101 - a descriptor's own path: no link can come between
         opened = os.open(way, flags | os.O_NONBLOCK | os.O_CLOEXEC)

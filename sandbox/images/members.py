@@ -59,7 +59,7 @@ def tar_members(source: BinaryIO, what: str) -> Iterator[Member]:
         with tarfile.open(fileobj=source, mode="r|", encoding="utf-8", errors="surrogateescape") as archive:
             for info in archive:
                 path = checked_path(os.fsencode(info.name), what)
-                if path[:1] and path[0] in _LEFT_OUT:
+                if path[:1] and (path[0] in _LEFT_OUT or _is_apptainers(path, os.fsencode(info.linkname))):
                     continue
                 content = archive.extractfile(info) if info.isreg() else None
                 yield Member(path, _kind(info), info.mode & 0o7777, os.fsencode(info.linkname), content)  # type: ignore[arg-type]
@@ -98,6 +98,11 @@ def checked_path(name: bytes, what: str) -> tuple[bytes, ...]:
     return parts
 
 
+def _is_apptainers(path: tuple[bytes, ...], target: bytes) -> bool:
+    """A link in the root into what is left out: /environment, /singularity, /.run and others."""
+    return len(path) == 1 and target.removeprefix(b"/").split(b"/")[0] in _LEFT_OUT
+
+
 def _kind(info: tarfile.TarInfo) -> Kind:
     if info.isreg():
         return "file"
@@ -129,7 +134,9 @@ def _walk(directory: bytes, path: tuple[bytes, ...], seen: dict[tuple[int, int],
             with open(os.open(whole, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as content:
                 yield Member(here, "file", mode, content=content)
         elif stat.S_ISLNK(status.st_mode):
-            yield Member(here, "symlink", 0o777, os.readlink(whole))  # noqa: PTH115 - bytes
+            target = os.readlink(whole)  # noqa: PTH115 - bytes
+            if not _is_apptainers(here, target):
+                yield Member(here, "symlink", 0o777, target)
         else:
             device = stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode)
             yield Member(here, "device" if device else "other", mode)

@@ -7,6 +7,8 @@ import re
 import shutil
 import subprocess
 import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -59,14 +61,43 @@ def pack_image(source: Path, out_file: Path, scratch: Path) -> PackedImage:
     """
     home = make_private(scratch, "image-")
     try:
-        root = home / "root"
+        configured, dropped = read_image(source, home / "root", home)
+        with one_line_errors(source):
+            return pack_root(home / "root", out_file, configured, dropped)
+    finally:
+        remove_tree(home)
+
+
+def read_image(source: Path, root: Path, home: Path) -> tuple[Configured, int]:
+    """Lay an image out as a root file system; what it configures, and how many devices and such were left out.
+
+    Args:
+        source: as of `pack_image`.
+        root: a new directory.
+        home: a private directory on a local disk for what lies there meanwhile.
+
+    Raises:
+        ImageError: as of `pack_image`.
+    """
+    with one_line_errors(source):
         root.mkdir(mode=0o700)
         root.chmod(0o755)
         writer = RootWriter(root, str(source), max_bytes=MAX_BYTES, max_entries=MAX_ENTRIES)
         configured = _read(source, writer, home)
         writer.finish()
-        layer = pack({b"": root}, out_file, max_bytes=2 * MAX_BYTES)
-        return PackedImage(layer, configured, writer.dropped)
+        return configured, writer.dropped
+
+
+def pack_root(root: Path, out_file: Path, configured: Configured, dropped: int = 0) -> PackedImage:
+    """Write a root file system that `RootWriter` made in the layer format."""
+    return PackedImage(pack({b"": root}, out_file, max_bytes=2 * MAX_BYTES), configured, dropped)
+
+
+@contextmanager
+def one_line_errors(source: Path) -> Iterator[None]:
+    """Turn what goes wrong with an image into one printable line."""
+    try:
+        yield
     except SandboxError as error:
         if str(error).isprintable():
             raise
@@ -74,8 +105,6 @@ def pack_image(source: Path, out_file: Path, scratch: Path) -> PackedImage:
     except (OSError, ValueError, RecursionError, tarfile.TarError) as error:
         said = _one_line(f"{source} cannot be imported: {error}")
         raise ImageError(said, boundary="images") from error
-    finally:
-        remove_tree(home)
 
 
 def _one_line(text: str) -> str:

@@ -12,7 +12,8 @@ from sandbox.kernel.cell import CellOutput
 from sandbox.kernel.channel import Channel
 from sandbox.kernel.messages import Failed, Message, Reply, Shown, Status, Stream, Wire
 from sandbox.marker import BoundedOutput
-from sandbox.spawn_client import Joined, SpawnClient
+from sandbox.spawn_client import SpawnClient
+from sandbox.started import Joined
 
 _IDLE_GRACE_S = 1.0
 """From a cell's reply to the last of its output, which has a channel of its own: an honest kernel needs a moment."""

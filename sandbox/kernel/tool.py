@@ -15,7 +15,8 @@ from sandbox.errors import PythonUnavailable, SpawnerError
 from sandbox.kernel import program
 from sandbox.kernel.layer import KernelLayer
 from sandbox.protocols import CellResult, SandboxLimits
-from sandbox.spawn_client import Joined, SpawnClient
+from sandbox.spawn_client import SpawnClient
+from sandbox.started import Joined
 
 if TYPE_CHECKING:
     from sandbox.kernel.process import KernelProcess

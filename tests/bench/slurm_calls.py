@@ -1,4 +1,4 @@
-"""What a run costs slurmctld, by its own count of each user's calls: fixed, a minute, and a rollout. Needs root."""
+"""What a run costs slurmctld, by its own count of each user's calls: fixed, a minute, and a rollout."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import argparse
 import time
 from dataclasses import dataclass
 
+from stages.journal.history import read_events
+from stages.ledger.events import Leased
 from tests.bench.report import emit
 from tests.slurm.jobs import ClusterRun
 from tests.support.cluster import Cluster, ClusterError
 from tests.support.waiting import poll
 
 USER = "alice"
+FIRST_LEASE_S = 5.0
 PER_SUBMISSION, PER_STEP, PER_ESTIMATE = 4, 3, 1
 """The budget of calls: once, for each step, and for each component that `sbatch --test-only` is asked about."""
 SUBMITIT = """
@@ -27,7 +30,8 @@ class Cost:
     """Calls of one run.
 
     `total` from the submission until all is gone; `while_running` in the `minutes` in which rollouts were published;
-    `database` is what slurmdbd served in all.
+    `database` is what slurmdbd served in all; `first_lease_s` from Slurm's start of the
+    job to the first lease that a worker got (Slurm tells its start in whole seconds).
     """
 
     rollouts: int
@@ -36,6 +40,7 @@ class Cost:
     while_running: int
     minutes: float
     database: int
+    first_lease_s: float
 
 
 class Counter:
@@ -66,7 +71,15 @@ def of_run(cluster: Cluster, groups: int) -> Cost:
     run.exactly_once()
     components = len(cluster.queued(run.job))
     poll(lambda: not cluster.job_processes(), "no process of the run is left")
-    return Cost(run.expected, components, counter.controller(), running, minutes, counter.database())
+    calls, database = counter.controller(), counter.database()
+    return Cost(run.expected, components, calls, running, minutes, database, first_lease_s(cluster, run))
+
+
+def first_lease_s(cluster: Cluster, run: ClusterRun) -> float:
+    """Seconds from Slurm's start of the run's job to its first lease."""
+    said = cluster.run("root", ["sacct", "-XnPj", run.job, "-o", "Start"], env={"SLURM_TIME_FORMAT": "%s"}, check=True)
+    first = next(event.t for event in read_events(run.layout) if isinstance(event, Leased))
+    return first - float(said.stdout.split()[0])
 
 
 def of_submitit(cluster: Cluster, seconds: int) -> dict[str, float]:
@@ -91,6 +104,7 @@ def figures(small: Cost, large: Cost) -> dict[str, float]:
         "components": small.components,
         "minutes_watched": minutes,
         "database_rpcs": large.database,
+        "first_lease_s": min(small.first_lease_s, large.first_lease_s),
     }
 
 
@@ -103,6 +117,8 @@ def complaints(found: dict[str, float]) -> list[str]:
         said.append(f"{found['rpcs_per_min']:.2f} calls a minute while rollouts run, above 0.5")
     if found["rpcs_per_rollout"] > 0:
         said.append(f"{found['rpcs_per_rollout']:.4f} calls a rollout, which should be none")
+    if found["first_lease_s"] > FIRST_LEASE_S:
+        said.append(f"{found['first_lease_s']:.1f} s from Slurm's start to the first lease, above {FIRST_LEASE_S:.0f}")
     return said
 
 

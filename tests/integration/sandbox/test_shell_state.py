@@ -13,8 +13,10 @@ from sandbox.errors import ShellDied
 from sandbox.layers import unpack
 from sandbox.protocols import PackedLayer, SandboxBackend, SandboxSpec, ShellState
 from sandbox.pty_sandbox import PtySandbox
+from sandbox.spawner import children_of
 from tests.integration.sandbox.grounds import BACKENDS, ISOLATING, QUICK, backend_named, image_directory
 
+BROKEN = "'f() {'\n'g() { echo g; }'\n"
 ODD = "two words 'and' \"quotes\" $HOME `x` \\ ~/a:~/b * ünï"
 
 
@@ -49,7 +51,7 @@ def test_variables_of_any_kind_and_the_directory_come_over(name: str, tmp_path: 
         async with backend_named(name, tmp_path / "scratch") as backend:
             before = f"""
 mkdir -p 'deep/a b'; cd 'deep/a b'
-export ODD={_quoted(ODD)} LINES2=$'one\\ntwo\\t\\x01' EMPTY= OUTER=1; own=2; unset TERM; set -eux
+export ODD={_quoted(ODD)} LINES2=$'one\\ntwo\\t\\x01' EMPTY= OUTER=1; own=2; unset TERM; set -eu
 """
             after = (
                 'printf "%s|" "$ODD" "$LINES2" "$EMPTY" "$OUTER" "${own-none}" "${TERM-none}"; pwd; declare -p EMPTY'
@@ -62,6 +64,41 @@ export ODD={_quoted(ODD)} LINES2=$'one\\ntwo\\t\\x01' EMPTY= OUTER=1; own=2; uns
             assert "own=" not in state.exports and (state.root == "") == (name in ISOLATING)
 
     (tmp_path / "scratch").mkdir()
+    asyncio.run(scenario())
+
+
+def test_functions_aliases_and_options_come_over(name: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with backend_named(name, tmp_path / "scratch") as backend:
+            before = """shopt -s extglob nullglob; set -uo pipefail
+f() { case $1 in !(y)) echo "no y: $2"; esac; cat <<END
+here $1
+END
+}
+g-h() { f "$@"; }; e() { echo exported; }; export -f e; readonly -f g-h
+alias ll='echo "it'"'"'s an alias"'
+trap 'echo never' DEBUG; trap - DEBUG"""
+            after = """f x 'a  b'; bash -c e; shopt -q nullglob && echo nullglob; echo ${-//[!u]/}
+(false | true) || echo pipefail
+ll; g-h y z"""
+            output, state, _ = await carried_on(backend, before, after, tmp_path / "place")
+            assert output == "no y: a  b\nhere x\nexported\nnullglob\nu\npipefail\nit's an alias\nhere y\n"
+            assert "__rm_" not in state.definitions
+
+    (tmp_path / "scratch").mkdir()
+    asyncio.run(scenario())
+
+
+def test_a_definition_that_cannot_be_read_keeps_no_other_away(name: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        state = ShellState("/", "A=1\n", "", BROKEN, "set -o onecmd\nset -o nounset\nrm -r /\n")
+        async with (
+            backend_named(name, tmp_path) as backend,
+            backend.create(SandboxSpec(limits=QUICK, shell=state)) as sandbox,
+        ):
+            assert (await sandbox.shell.run("g; echo $A ${-//[!u]/}")).output == "g\n1 u\n"
+            assert (await sandbox.shell.run("echo on")).output == "on\n"
+
     asyncio.run(scenario())
 
 
@@ -121,6 +158,25 @@ def test_asking_for_the_state_changes_nothing(name: str, tmp_path: Path) -> None
             assert await sandbox.shell.state() == first
 
     (tmp_path / "scratch").mkdir()
+    asyncio.run(scenario())
+
+
+def test_what_holds_an_apptainer_sandbox_ends_it_too(tmp_path: Path) -> None:
+    """Its exit status says what a bash that killed itself would say: only the note of its launcher tells them apart."""
+
+    async def scenario() -> None:
+        async with (
+            backend_named("apptainer", tmp_path) as backend,
+            backend.create(SandboxSpec(limits=QUICK)) as sandbox,
+        ):
+            assert (await sandbox.shell.run("kill -9 $$")).restarted
+            assert isinstance(sandbox, PtySandbox) and sandbox.shell.process is not None
+            runtime = children_of(children_of(sandbox.shell.process.pid)[0])[0]
+            assert b"pptainer" in Path(f"/proc/{runtime}/cmdline").read_bytes()
+            os.kill(runtime, signal.SIGKILL)
+            with pytest.raises(ShellDied, match="ended from outside by a signal"):
+                await sandbox.shell.run("sleep 20")
+
     asyncio.run(scenario())
 
 

@@ -5,19 +5,27 @@ from __future__ import annotations
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from sandbox.errors import ImageError, SandboxError
 from sandbox.hostroot import host_digest
-from stages.images import HOST, ImageStore
+from sandbox.nodecache import NodeCache
+from stages.imagerecords import HOST, UnpackedImage
+from stages.images import ImageStore
 from stages.layout import StoreLayout
 from tests.unit.images.archives import BASH, Given, docker, tar
 
 
 def store(tmp_path: Path, node: str = "node") -> ImageStore:
-    return ImageStore(StoreLayout(tmp_path / "store"), tmp_path / node)
+    return ImageStore(StoreLayout(tmp_path / "store"), NodeCache(tmp_path / node))
+
+
+def taken(images: ImageStore, image: str) -> UnpackedImage:
+    with ExitStack() as holds:
+        return images.take(image, holds)
 
 
 def source(tmp_path: Path, name: str, *more: Given) -> Path:
@@ -31,7 +39,7 @@ def add(tmp_path: Path, name: str, archive: Path) -> str:
 
 
 def unpack(tmp_path: Path, image: str) -> tuple[str, int]:
-    found = store(tmp_path).unpacked(image)
+    found = taken(store(tmp_path), image)
     return found.root, Path(found.root, "bin/bash").stat().st_ino
 
 
@@ -39,7 +47,7 @@ def test_a_name_and_its_digest_mean_the_same_files(tmp_path: Path) -> None:
     images = store(tmp_path)
     done = images.add("swebench/sweb.eval.x86_64:latest", source(tmp_path, "a", ("who", "file", b"a")))
     assert images.digest(done.name.name) == images.digest(done.name.digest) == done.name.digest
-    by_name, by_digest = images.unpacked(done.name.name), images.unpacked(done.name.digest)
+    by_name, by_digest = taken(images, done.name.name), taken(images, done.name.digest)
     assert by_name == by_digest and Path(by_name.root, "who").read_text() == "a"
     assert [(record.name, record.digest) for record, _ in images.names()] == [(done.name.name, done.name.digest)]
     assert images.check(done.name.name) == done.name.digest
@@ -51,17 +59,16 @@ def test_docker_variables_come_with_the_image_and_belong_to_the_key(tmp_path: Pa
     (tmp_path / "other.tar").write_bytes(docker([[*BASH, ("x", "file", b"1")]]))
     other = images.add("docker", tmp_path / "other.tar")
     assert (
-        images.unpacked("docker").env == {"PATH": "/opt/bin:/usr/bin", "A": "b=c"}
-        and other.config.workdir == "/testbed"
+        taken(images, "docker").env == {"PATH": "/opt/bin:/usr/bin", "A": "b=c"} and other.config.workdir == "/testbed"
     )
-    assert images.unpacked("plain").env == {}
+    assert taken(images, "plain").env == {}
     assert images.digest("plain") == plain and images.digest("docker").startswith(other.name.digest + "+")
 
 
 def test_the_host_and_directories_are_images_too(tmp_path: Path) -> None:
     images = store(tmp_path)
-    assert images.digest(HOST) == host_digest() and images.unpacked(HOST).root == HOST
-    assert images.unpacked(str(tmp_path)).root == str(tmp_path)
+    assert images.digest(HOST) == host_digest() and taken(images, HOST).root == HOST
+    assert taken(images, str(tmp_path)).root == str(tmp_path)
     assert images.digest(str(tmp_path)) != images.digest("/")
 
 
@@ -69,7 +76,7 @@ def test_the_host_and_directories_are_images_too(tmp_path: Path) -> None:
 def test_an_unknown_image_is_refused_in_one_line_that_says_what_there_is(tmp_path: Path, image: str) -> None:
     images = store(tmp_path)
     images.add("debian", source(tmp_path, "a"))
-    for ask in (images.digest, images.unpacked):
+    for ask in (images.digest, lambda one: taken(images, one)):
         with pytest.raises(ImageError) as caught:
             ask(image)
         assert repr(image) in str(caught.value) and "\n" not in str(caught.value)
@@ -141,7 +148,7 @@ def test_a_damaged_blob_is_found(tmp_path: Path) -> None:
     data = bytearray(blob.read_bytes())
     data[len(data) // 2] ^= 1
     blob.write_bytes(data)
-    for ask in (images.check, images.unpacked):
+    for ask in (images.check, lambda one: taken(images, one)):
         with pytest.raises(SandboxError) as caught:
             ask("x")
         assert "\n" not in str(caught.value)

@@ -54,7 +54,7 @@ def test_the_program_gets_its_environment_and_nothing_else() -> None:
     assert inside[-5:] == ["A=b c", "--", "/w", "/bin/prog", "x"]
     script = inside[inside.index("-c") + 1]
     done = subprocess.run(
-        ["/bin/bash", "--norc", "--noprofile", "-c", script, "bash", "A=b c\n$(x)", "PATH=/usr/bin:/bin", "--",
+        ["/bin/bash", "--norc", "--noprofile", "-c", script, "bash", "", "A=b c\n$(x)", "PATH=/usr/bin:/bin", "--",
          "/tmp", "env", "-0"],
         env={"LEAKED": "1", "APPTAINER_BIND": "/host", "PROMPT_COMMAND": "echo no", "A": "other"},
         capture_output=True, text=True, check=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
@@ -17,7 +18,9 @@ from sandbox.joining import _connected_pair
 from sandbox.kernel import program, zmtp
 from sandbox.kernel.cell import CellOutput
 from sandbox.kernel.distributions import needed
+from sandbox.kernel.layer import KernelLayer
 from sandbox.kernel.messages import Failed, Reply, Shown, Status, Stream, Wire
+from sandbox.spawn_client import SpawnClient
 
 GREETING = zmtp.opening("SUB")[:64]
 
@@ -175,3 +178,26 @@ def test_the_sockets_have_no_name_and_their_paths_no_limit(tmp_path: Path):
     assert list(deep.iterdir()) == []
     os.close(listening)
     os.close(connected)
+
+
+def test_the_layer_is_laid_out_once_and_stays(tmp_path: Path) -> None:
+    async def home() -> Path:
+        return tmp_path / "home"
+
+    async def scenario() -> tuple[Path | None, Path | None, Path | None]:
+        (tmp_path / "home").mkdir()
+        (tmp_path / "file").write_text("")
+        first, unstarted = SpawnClient(), SpawnClient()
+        try:
+            made = await KernelLayer(first, home, tmp_path / "shared").path()
+            found = await KernelLayer(unstarted, home, tmp_path / "shared").path()
+            assert unstarted._process is None, "it was laid out again"
+            private = await KernelLayer(first, home, tmp_path / "file").path()
+        finally:
+            await first.close()
+        return made, found, private
+
+    made, found, private = asyncio.run(scenario())
+    assert made is not None and made == found and made.parent == tmp_path / "shared"
+    assert (made / "ipykernel/__pycache__").is_dir() and [made] == list(made.parent.iterdir())
+    assert private == tmp_path / "home/kernel1"

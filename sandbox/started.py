@@ -1,0 +1,79 @@
+"""What the spawner has started, as its worker holds it: process ids, descriptors, and the exit to come."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Spawned:
+    """A process on its own pty.
+
+    Args:
+        pid: as this process sees it; also its process group and session.
+        master: the pty's master, non-blocking; whoever holds this record closes it.
+        commands: write end of the pipe that the process reads at descriptor 9, non-blocking; closed likewise.
+        exited: the exit code (negative: the signal), once the process and what was settled with it are gone.
+    """
+
+    pid: int
+    master: int
+    commands: int
+    exited: asyncio.Future[int]
+
+    def close(self) -> None:
+        """Close both descriptors."""
+        os.close(self.master)
+        os.close(self.commands)
+
+
+@dataclass(frozen=True)
+class Piped:
+    """A program that runs with pipes; whoever holds this record closes the descriptors, which are non-blocking.
+
+    Args:
+        pid: as this process sees it; also its process group and session.
+        input: write end of its stdin.
+        output: read end of its stdout and stderr.
+        report: read end of the pipe at its descriptor 3.
+        exited: the exit code (negative: the signal), once it and all of its session are gone.
+    """
+
+    pid: int
+    input: int
+    output: int
+    report: int
+    exited: asyncio.Future[int]
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        for descriptor in (self.input, self.output, self.report):
+            os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A program that runs in a sandbox beside its shell; whoever holds this record closes the descriptors.
+
+    Args:
+        pid: as this process sees it; also its process group and session.
+        channels: sockets, non-blocking, each connected to one that the program listens on.
+        output: read end of its stdout and stderr, non-blocking.
+        exited: the exit code (negative: the signal).
+    """
+
+    pid: int
+    channels: tuple[int, ...]
+    output: int
+    exited: asyncio.Future[int]
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        for descriptor in (*self.channels, self.output):
+            os.close(descriptor)
+
+
+Started = Spawned | Piped | Joined
+"""What the spawner can start."""

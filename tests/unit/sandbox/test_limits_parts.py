@@ -1,0 +1,57 @@
+"""Bounds, what passes them, and how usage is read."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+from sandbox.limits import Bounds, Usage, counts_by_namespace, excess, resource_limits
+from sandbox.usage import Process, families, written
+
+MIB = 1 << 20
+
+
+def test_only_what_is_passed_is_an_excess() -> None:
+    bounds = Bounds(memory_mib=2, processes=3)
+    assert excess(bounds, Usage(memory_bytes=2 * MIB, processes=3, cpu_s=1e9, disk_bytes=1 << 60)) is None
+    passed = excess(bounds, Usage(memory_bytes=3 * MIB))
+    assert passed is not None and (passed.limit, passed.measured, passed.allowed) == ("memory_mib", 3.0, 2.0)
+    assert excess(Bounds(disk_mib=1), Usage(disk_bytes=None)) is None
+    assert not Bounds(open_files=5, file_mib=1).watched and Bounds(wall_s=1.0).watched
+
+
+def test_resource_limits_follow_the_bounds() -> None:
+    limits = resource_limits(Bounds(disk_mib=5, memory_mib=10, open_files=7))
+    assert limits[resource.RLIMIT_FSIZE] == 5 * MIB and limits[resource.RLIMIT_DATA] == 20 * MIB
+    assert limits[resource.RLIMIT_NOFILE] == 7 and resource.RLIMIT_CPU not in limits
+    assert resource_limits(Bounds(disk_mib=5, file_mib=1))[resource.RLIMIT_FSIZE] == MIB
+    assert resource_limits(Bounds()) == {resource.RLIMIT_CORE: 0}
+
+
+def test_kernels_that_count_by_namespace() -> None:
+    assert counts_by_namespace("5.14.0-427.el9.x86_64") and counts_by_namespace("6.1") and counts_by_namespace("10.0+")
+    assert not counts_by_namespace("4.18.0-553.el8.x86_64") and not counts_by_namespace("5.13.19")
+
+
+def test_a_family_is_all_that_descends_from_its_root() -> None:
+    table = {pid: Process(parent, 0.0, 1, 0) for pid, parent in ((2, 1), (3, 2), (4, 3), (5, 1), (6, 5))}
+    found = families(table, [2, 5, 99])
+    assert sorted(found[2]) == [2, 3, 4] and sorted(found[5]) == [5, 6] and found[99] == []
+
+
+def test_what_was_written_is_counted_once_and_without_following(tmp_path: Path) -> None:
+    place = tmp_path / "sandbox"
+    (place / "upper/closed").mkdir(parents=True)
+    (place / "layer1.tar.zst").write_bytes(b"x" * MIB)  # ours
+    (place / "upper/file").write_bytes(b"x" * MIB)
+    os.link(place / "upper/file", place / "upper/again")
+    (place / "upper/out").symlink_to("/usr")
+    with open(place / "upper/sparse", "wb") as file:
+        file.truncate(1 << 40)
+    (place / "upper/closed/inner").write_bytes(b"x" * MIB)
+    (place / "upper/closed").chmod(0)
+    size, names = written(place, 1 << 60, 1 << 60)
+    assert 2 * MIB <= size < 3 * MIB and names == 7
+    assert (place / "upper/closed").stat().st_mode & 0o777 == 0
+    assert written(place, 1 << 60, 3)[1] == 4
