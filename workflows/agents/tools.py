@@ -8,10 +8,7 @@ from sandbox.protocols import Sandbox
 from stages.errors import PolicyTimeoutError
 from stages.protocols import Limits, Model, Row, Task
 from stages.trajectory import Message, ToolCall
-from workflows.tools import bash, python
-
-_TOOLS = {bash.NAME: bash.call, python.NAME: python.call}
-"""How each tool that a task may offer is called."""
+from workflows.tools.toolbox import TOOLS, schemas
 
 
 class ToolsAgent:
@@ -19,13 +16,17 @@ class ToolsAgent:
 
     Args:
         task: gives prompt and tool schemas.
+        tools: names of tools to offer instead of the task's: bash, python, str_replace_editor, apply_patch.
+
+    Raises:
+        ValueError: no tool has that name.
     """
 
     name = "tools"
     privileged = False
 
-    def __init__(self, task: Task) -> None:
-        self._task = task
+    def __init__(self, task: Task, tools: Sequence[str] | None = None) -> None:
+        self._task, self._tools = task, None if tools is None else schemas(tools)
 
     async def run(self, row: Row, model: Model, sandbox: Sandbox, limits: Limits) -> None:
         """Work on one row.
@@ -44,7 +45,7 @@ class ToolsAgent:
         await self._go_on(row, model, sandbox, limits, list(messages))
 
     async def _go_on(self, row: Row, model: Model, sandbox: Sandbox, limits: Limits, messages: list[Message]) -> None:
-        tools = self._task.tools(row)
+        tools = self._task.tools(row) if self._tools is None else self._tools
         offered = {tool["function"]["name"] for tool in tools}
         spoken = messages[len(self._task.prompt(row)) :]
         turns = sum(message.role == "assistant" for message in spoken)
@@ -70,7 +71,7 @@ async def _run_call(sandbox: Sandbox, call: ToolCall, offered: set[str], timeout
     """What the policy reads of one call; its own mistakes come back as text, so that it can mend them."""
     if call.error is not None:
         return call.error
-    tool = _TOOLS.get(call.name) if call.name in offered else None
+    tool = TOOLS.get(call.name) if call.name in offered else None
     if tool is None:
         return f"error: no tool is called {call.name!r}; the tools are: {', '.join(sorted(offered))}"
-    return await tool(sandbox, call.arguments, timeout_s)
+    return await tool.call(sandbox, call.arguments, timeout_s)

@@ -5,57 +5,85 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from stages import sharedfs
-from stages.shards import ShardReader, ShardRow
+from stages.shards import ShardGroup, ShardReader, ShardRow
 from workflows.errors import ExportError
-from workflows.export.jsonl import write_jsonl
+from workflows.export import nemo_gym, prime_rl, skyrl, slime, trl, verl
+from workflows.export.jsonl import write_jsonl, write_lines
 from workflows.export.parquet import write_parquet
+from workflows.export.samples import counts
 
-FORMATS: dict[str, Callable[[Iterable[ShardRow], sharedfs.AppendFile], None]] = {
+ROWS: dict[str, Callable[[Iterable[ShardRow], sharedfs.AppendFile], None]] = {
     "jsonl": write_jsonl,
     "parquet": write_parquet,
 }
-NOT_BUILT_YET = ("nemo-gym", "verl", "slime", "prime-rl", "skyrl", "trl")
+"""Formats of ours: every chain of every row."""
+GROUPS: dict[str, Callable[[ShardGroup, int], list[dict[str, Any]]]] = {
+    "nemo-gym": nemo_gym.to_lines,
+    "verl": verl.to_lines,
+    "slime": slime.to_lines,
+    "prime-rl": prime_rl.to_lines,
+    "skyrl": skyrl.to_lines,
+    "trl": trl.to_lines,
+}
+"""Formats of trainers, JSON lines of a closed group's counting rollouts; given are the group and its number from 0."""
+FORMATS = (*ROWS, *GROUPS)
 
 
 @dataclass(frozen=True)
 class ExportCount:
-    """What an export wrote: rollouts, their chains, and rollouts left out because they never reached a shard."""
+    """What an export wrote: rollouts, their chains, and what it left out.
+
+    Left out are rollouts that never reached a shard and, in trainers' formats, those that no trainer may learn from.
+    """
 
     rollouts: int
     chains: int
     without_row: int
     bytes: int
+    masked: int = 0
 
 
 class _Counter:
     """Counts the rollouts that pass to a writer."""
 
-    def __init__(self, rows: Iterable[ShardRow]) -> None:
-        self._rows = rows
+    def __init__(self) -> None:
         self.rollouts = 0
         self.chains = 0
         self.without_row = 0
+        self.masked = 0
 
-    def __iter__(self) -> Iterator[ShardRow]:
-        for row in self._rows:
-            if row.batch is None:
-                self.without_row += 1
-                continue
-            self.rollouts += 1
-            self.chains += row.batch.num_rows
-            yield row
+    def rows(self, rows: Iterable[ShardRow]) -> Iterator[ShardRow]:
+        for row in rows:
+            if self._there(row):
+                self._count(row)
+                yield row
+
+    def groups(self, groups: Iterable[ShardGroup]) -> Iterator[ShardGroup]:
+        for group in groups:
+            for row in group.rows:
+                if self._there(row):
+                    if counts(row):
+                        self._count(row)
+                    else:
+                        self.masked += 1
+            yield group
+
+    def _there(self, row: ShardRow) -> bool:
+        self.without_row += not row.chains
+        return bool(row.chains)
+
+    def _count(self, row: ShardRow) -> None:
+        self.rollouts += 1
+        self.chains += len(row.chains)
 
 
 def check_format(name: str) -> None:
     """Raise ExportError, naming the formats that exist, unless `name` is one of them."""
-    if name in FORMATS:
-        return
-    known = ", ".join(FORMATS)
-    if name in NOT_BUILT_YET:
-        raise ExportError(f"export format {name!r} is not built yet: choose one of {known}")
-    raise ExportError(f"no export format {name!r}: choose one of {known} (not built yet: {', '.join(NOT_BUILT_YET)})")
+    if name not in FORMATS:
+        raise ExportError(f"no export format {name!r}: choose one of {', '.join(FORMATS)}")
 
 
 def export(run_dir: Path, format_: str, output: Path, *, tag: str | None = None) -> ExportCount:
@@ -71,12 +99,16 @@ def export(run_dir: Path, format_: str, output: Path, *, tag: str | None = None)
     output = output.absolute()
     if output.is_dir() or not output.parent.is_dir():
         raise ExportError(f"{output}: give a file name in a directory that exists")
+    counter = _Counter()
     with ShardReader(run_dir, tag=tag) as reader:
-        rows = _Counter(reader)
         try:
             with sharedfs.atomic_file(output) as file:
-                FORMATS[format_](rows, file)
+                if format_ in ROWS:
+                    ROWS[format_](counter.rows(reader), file)
+                else:
+                    numbered = enumerate(counter.groups(reader.groups()))
+                    write_lines((one for number, group in numbered for one in GROUPS[format_](group, number)), file)
                 size = file.length
         except OSError as error:
             raise ExportError(f"{output}: cannot be written: {error.strerror}") from error
-    return ExportCount(rows.rollouts, rows.chains, rows.without_row, size)
+    return ExportCount(counter.rollouts, counter.chains, counter.without_row, size, counter.masked)

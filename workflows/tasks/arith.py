@@ -15,7 +15,8 @@ from stages.protocols import Environment, Reward, Row
 from stages.trajectory import Message, Trajectory
 from workflows.errors import TaskDataError
 from workflows.tasks import sums
-from workflows.tasks.rows import broken_environment, read_rows, refuse_broken
+from workflows.tasks.lines import last_words
+from workflows.tasks.rows import broken_environment, check_limit, read_rows, refuse_broken
 from workflows.tools import bash
 
 _GENERATED_ROWS = 64
@@ -55,8 +56,7 @@ class ArithTask:
             raise TaskDataError(f"task.options.split: got {split!r}; allowed: train, heldout")
         if not 0 <= file_fraction <= 1:
             raise TaskDataError(f"task.options.file_fraction: got {file_fraction}; allowed: 0 to 1")
-        if limit is not None and limit < 0:
-            raise TaskDataError(f"task.limit: got {limit}; allowed: 0 or more")
+        check_limit(limit)
         if limit is None and path is None:
             limit = _GENERATED_ROWS
         self._seed, self._limit, self._path = seed, limit, path
@@ -102,8 +102,7 @@ class ArithTask:
 
     async def verify(self, sandbox: Sandbox, row: Row, trajectory: Trajectory) -> Reward:
         """1.0 when the last assistant message states the answer, else 0.0; `format` is 1.0 when it states any."""
-        said = [message.content for message in trajectory.messages if message.role == "assistant"]
-        stated = _STATED.findall(said[-1]) if said else []
+        stated = _STATED.findall(last_words(trajectory) or "")
         # The last statement counts: a policy cannot win by naming many numbers.
         correct = bool(stated) and len(stated[-1]) <= 40 and int(stated[-1]) == row["answer"]
         return Reward(float(correct), {"correct": float(correct), "format": float(bool(stated))})

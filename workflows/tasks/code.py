@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import re
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Final
 
 from sandbox.errors import FilesError
 from sandbox.protocols import Sandbox
 from stages.errors import VerifierError
-from stages.protocols import Environment, Reward, Row
+from stages.protocols import Reward, Row
 from stages.trajectory import Message, Trajectory
-from workflows.errors import TaskDataError
 from workflows.grading.trusted import Graded, run_trusted, untrusted
-from workflows.tasks.rows import broken_environment, read_rows, refuse_broken, wrong_texts
-from workflows.tools import bash
+from workflows.tasks.lines import WORKSPACE, LinesTask, last_words
+from workflows.tasks.rows import check_positive, wrong_texts
 
-WORKSPACE: Final = "/work"
 SOLUTION: Final = f"{WORKSPACE}/solution.py"
 _COLUMNS: Final = ("prompt", "entry_point", "canonical_solution", "test")
 _LARGEST_BYTES: Final = 1024 * 1024
@@ -39,7 +35,7 @@ _SYSTEM: Final = (
 )
 
 
-class CodeTask:
+class CodeTask(LinesTask):
     """A function to write into /work/solution.py; without that file the last code block that the agent said counts.
 
     What stands before the function in the prompt (imports, functions that it may use) is there when the solution is
@@ -57,42 +53,24 @@ class CodeTask:
     """
 
     name = "code"
+    columns = "HumanEval's columns"
     private = frozenset({"canonical_solution", "test"})
 
     def __init__(
         self, path: str | None = None, limit: int | None = None, call_s: float = 5.0, total_s: float = 60.0
     ) -> None:
-        if path is None:
-            raise TaskDataError(
-                "task.path: task=code has no data of its own: give a JSONL file with HumanEval's columns"
-            )
-        if limit is not None and limit < 0:
-            raise TaskDataError(f"task.limit: got {limit}; allowed: 0 or more")
-        for key, value in (("call_s", call_s), ("total_s", total_s)):
-            if not value > 0:
-                raise TaskDataError(f"task.options.{key}: got {value}; allowed: above 0")
-        self._path, self._limit, self._call_s, self._total_s = Path(path), limit, call_s, total_s
+        super().__init__(path, limit)
+        check_positive(call_s=call_s, total_s=total_s)
+        self._call_s, self._total_s = call_s, total_s
 
-    def rows(self) -> Iterable[Row]:
-        """The rows in order; a line that is no row becomes one that fails.
-
-        Raises:
-            TaskDataError: `path` cannot be read.
-        """
-        return itertools.islice(read_rows(self._path, _checked), self._limit)
-
-    def environment(self, row: Row) -> Environment:
-        """The host image; all rows share one environment."""
-        return broken_environment(row) or Environment(image="host", setup_key="code", workspace=(WORKSPACE,))
-
-    async def prepare(self, sandbox: Sandbox, row: Row) -> None:
-        """Start the sandbox, which makes the working directory.
-
-        Raises:
-            RolloutError: the row is broken.
-        """
-        refuse_broken(row)
-        await sandbox.start()
+    def checked(self, row: dict[str, Any], number: int) -> dict[str, Any] | str:
+        """All columns are texts, and the entry point is a name."""
+        wrong = wrong_texts(row, ("task_id", *_COLUMNS))
+        if wrong or not row["task_id"]:
+            return wrong or "task_id is empty"
+        if not row["entry_point"].isidentifier():
+            return f"entry_point {row['entry_point']!r} is no name of a function"
+        return row
 
     def prompt(self, row: Row) -> list[Message]:
         """What to write and where."""
@@ -101,10 +79,6 @@ class CodeTask:
             f"{SOLUTION}.\n\n```python\n{row['prompt'].rstrip()}\n```"
         )
         return [Message("system", _SYSTEM), Message("user", asked)]
-
-    def tools(self, row: Row) -> list[dict[str, Any]]:
-        """The bash tool."""
-        return [bash.SCHEMA]
 
     async def verify(self, sandbox: Sandbox, row: Row, trajectory: Trajectory) -> Reward:
         """Run the row's `check` on the solution.
@@ -133,15 +107,6 @@ class CodeTask:
         return None
 
 
-def _checked(row: dict[str, Any], number: int) -> dict[str, Any] | str:
-    wrong = wrong_texts(row, ("task_id", *_COLUMNS))
-    if wrong or not row["task_id"]:
-        return wrong or "task_id is empty"
-    if not row["entry_point"].isidentifier():
-        return f"entry_point {row['entry_point']!r} is no name of a function"
-    return row
-
-
 def _preamble(row: Mapping[str, Any]) -> str:
     """The prompt up to the function that it asks for."""
     found = re.search(rf"^(?:async\s+)?def\s+{re.escape(row['entry_point'])}\b", row["prompt"], re.MULTILINE)
@@ -158,8 +123,7 @@ async def _solution(sandbox: Sandbox, trajectory: Trajectory) -> str | None:
             raise
         if number != errno.ENOENT:  # a directory, a link to nowhere good, a file too large: the agent's doing
             return None
-    said = [message.content for message in trajectory.messages if message.role == "assistant"]
-    blocks = _CODE_BLOCK.findall(said[-1]) if said else []
+    blocks = _CODE_BLOCK.findall(last_words(trajectory) or "")
     return blocks[-1][:_LARGEST_BYTES] if blocks else None
 
 

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import re
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, Final
 
 from sandbox.protocols import Sandbox
 from stages.errors import VerifierError
-from stages.protocols import Environment, Reward, Row
+from stages.protocols import Reward, Row
 from stages.trajectory import Message, Trajectory
-from workflows.errors import TaskDataError
 from workflows.grading.equality import Equality
-from workflows.tasks.rows import broken_environment, read_rows, refuse_broken, wrong_texts
-from workflows.tools import bash
+from workflows.tasks.lines import LinesTask, last_words
+from workflows.tasks.rows import wrong_texts
 
-WORKSPACE: Final = "/work"
 _SYSTEM: Final = (
     "You solve word problems. You have a shell for calculations. When you are done, end with one line: The answer is N."
 )
@@ -32,7 +27,7 @@ _LARGEST_ANSWER: Final = 1000
 """Characters after a mark in which its answer ends, a bound on the work for each mark; `equality.LONGEST` is less."""
 
 
-class MathTask:
+class MathTask(LinesTask):
     r"""Questions whose answer is a number; the one that the last assistant message states last counts.
 
     An answer is stated as `The answer is N.`, as `#### N` or as `\boxed{N}`. The reward is 1.0 where it equals the
@@ -47,43 +42,24 @@ class MathTask:
     """
 
     name = "math"
+    columns = "GSM8K's columns"
     private = frozenset({"answer"})
 
     def __init__(self, path: str | None = None, limit: int | None = None) -> None:
-        if path is None:
-            raise TaskDataError("task.path: task=math has no data of its own: give a JSONL file with GSM8K's columns")
-        if limit is not None and limit < 0:
-            raise TaskDataError(f"task.limit: got {limit}; allowed: 0 or more")
-        self._path, self._limit, self._equality = Path(path), limit, Equality()
+        super().__init__(path, limit)
+        self._equality = Equality()
 
-    def rows(self) -> Iterable[Row]:
-        """The rows in order; a line that is no row becomes one that fails.
-
-        Raises:
-            TaskDataError: `path` cannot be read.
-        """
-        return itertools.islice(read_rows(self._path, _checked), self._limit)
-
-    def environment(self, row: Row) -> Environment:
-        """The host image; all rows share one environment."""
-        return broken_environment(row) or Environment(image="host", setup_key="math", workspace=(WORKSPACE,))
-
-    async def prepare(self, sandbox: Sandbox, row: Row) -> None:
-        """Start the sandbox, which makes the working directory.
-
-        Raises:
-            RolloutError: the row is broken.
-        """
-        refuse_broken(row)
-        await sandbox.start()
+    def checked(self, row: dict[str, Any], number: int) -> dict[str, Any] | str:
+        """Question and answer are texts; a row without a task_id is named after its line."""
+        row = {"task_id": f"math-{number}", **row}
+        wrong = wrong_texts(row, ("task_id", "question", "answer"))
+        if wrong or not row["task_id"]:
+            return wrong or "task_id is empty"
+        return row if gold_answer(row["answer"]) else "answer ends without a value"
 
     def prompt(self, row: Row) -> list[Message]:
         """The question."""
         return [Message("system", _SYSTEM), Message("user", row["question"])]
-
-    def tools(self, row: Row) -> list[dict[str, Any]]:
-        """The bash tool."""
-        return [bash.SCHEMA]
 
     async def verify(self, sandbox: Sandbox, row: Row, trajectory: Trajectory) -> Reward:
         """Compare what the last assistant message states last; the sandbox is not looked at.
@@ -94,8 +70,7 @@ class MathTask:
         wrong = wrong_texts(row, ("answer",))
         if wrong:
             raise VerifierError(f"{row['task_id']}: {wrong}", final=True)
-        said = [message.content for message in trajectory.messages if message.role == "assistant"]
-        stated = await asyncio.to_thread(stated_answer, said[-1]) if said else None
+        stated = await asyncio.to_thread(stated_answer, last_words(trajectory) or "")
         if stated is None:
             return Reward(0.0, {"correct": 0.0, "format": 0.0})
         correct = await asyncio.to_thread(self._equality.equal, gold_answer(row["answer"]), stated)
@@ -136,11 +111,3 @@ def _braced(after: str) -> str:
         if depth == 0:
             return after[: brace.start()]
     return ""
-
-
-def _checked(row: dict[str, Any], number: int) -> dict[str, Any] | str:
-    row = {"task_id": f"math-{number}", **row}
-    wrong = wrong_texts(row, ("task_id", "question", "answer"))
-    if wrong or not row["task_id"]:
-        return wrong or "task_id is empty"
-    return row if gold_answer(row["answer"]) else "answer ends without a value"

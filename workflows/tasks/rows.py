@@ -71,6 +71,27 @@ def wrong_texts(row: Mapping[str, Any], columns: tuple[str, ...]) -> str:
     return ""
 
 
+def check_limit(limit: int | None) -> None:
+    """Refuse a number of rows that is none.
+
+    Raises:
+        TaskDataError: it is below 0.
+    """
+    if limit is not None and limit < 0:
+        raise TaskDataError(f"task.limit: got {limit}; allowed: 0 or more")
+
+
+def check_positive(**options: float) -> None:
+    """Refuse options of a task that must be above 0.
+
+    Raises:
+        TaskDataError: the first that is not.
+    """
+    for name, value in options.items():
+        if not value > 0:
+            raise TaskDataError(f"task.options.{name}: got {value}; allowed: above 0")
+
+
 def broken_environment(row: Row) -> Environment | None:
     """The environment of a broken row, which is its own, so that it fails alone; None where the row is whole."""
     if BROKEN not in row:

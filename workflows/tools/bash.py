@@ -5,52 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from workflows.tools import arguments
+
 if TYPE_CHECKING:
     from sandbox.protocols import CommandResult, Sandbox
 
 NAME = "bash"
 
-SCHEMA: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": NAME,
-        "description": "Run a command.",
-        "parameters": {
-            "type": "object",
-            "properties": {"command": {"type": "string"}},
-            "required": ["command"],
-        },
-    },
-}
-"""OpenAI's function format; short, because every token of it stands in every prompt."""
+SCHEMA = arguments.schema(NAME, "Run a command.", {"command": {"type": "string"}}, ["command"])
 
 
-async def call(sandbox: Sandbox, arguments: Mapping[str, Any], timeout_s: float) -> str:
-    """Run `arguments["command"]` in the sandbox's persistent shell and return what the agent reads.
+async def call(sandbox: Sandbox, given: Mapping[str, Any], timeout_s: float) -> str:
+    """Run `given["command"]` in the sandbox's persistent shell and return what the agent reads.
 
     Wrong arguments come back as text too: the policy that wrote them can mend them.
     """
-    wrong = wrong_arguments(arguments)
+    wrong = wrong_arguments(given)
     if wrong:
         return wrong
-    result = await sandbox.shell.run(arguments["command"], timeout_s=timeout_s)
+    result = await sandbox.shell.run(given["command"], timeout_s=timeout_s)
     return observation(result, timeout_s)
 
 
-def wrong_arguments(arguments: Mapping[str, Any]) -> str | None:
+def wrong_arguments(given: Mapping[str, Any]) -> str | None:
     """What is wrong with a call's arguments, as a sentence for the agent, or None."""
-    unknown = sorted(set(arguments) - {"command"})
-    if unknown:
-        return f"error: bash takes one argument, command; got {', '.join(unknown)}"
-    command = arguments.get("command")
-    if not isinstance(command, str):
-        got = "nothing" if command is None else type(command).__name__
-        return f"error: bash needs command, a string; got {got}"
-    if not command.strip():
-        return "error: command is empty"
-    if "\x00" in command:
-        return "error: command holds a NUL byte"
-    return None
+    return arguments.wrong_arguments(SCHEMA, given)
 
 
 def observation(result: CommandResult, timeout_s: float) -> str:

@@ -6,55 +6,35 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sandbox.errors import PythonUnavailable
+from workflows.tools import arguments
 
 if TYPE_CHECKING:
     from sandbox.protocols import CellResult, Sandbox
 
 NAME = "python"
 
-SCHEMA: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": NAME,
-        "description": "Run Python; variables stay.",
-        "parameters": {
-            "type": "object",
-            "properties": {"code": {"type": "string"}},
-            "required": ["code"],
-        },
-    },
-}
-"""OpenAI's function format; short, because every token of it stands in every prompt."""
+SCHEMA = arguments.schema(NAME, "Run Python; variables stay.", {"code": {"type": "string"}}, ["code"])
 
 
-async def call(sandbox: Sandbox, arguments: Mapping[str, Any], timeout_s: float) -> str:
-    """Run `arguments["code"]` in the sandbox's persistent Python and return what the agent reads.
+async def call(sandbox: Sandbox, given: Mapping[str, Any], timeout_s: float) -> str:
+    """Run `given["code"]` in the sandbox's persistent Python and return what the agent reads.
 
     Wrong arguments come back as text too: the policy that wrote them can mend them. So does a kernel that cannot be
     started: an agent may have broken its own Python, and that must not end its rollout as a fault of ours.
     """
-    wrong = wrong_arguments(arguments)
+    wrong = wrong_arguments(given)
     if wrong:
         return wrong
     try:
-        result = await sandbox.python.run(arguments["code"], timeout_s=timeout_s)
+        result = await sandbox.python.run(given["code"], timeout_s=timeout_s)
     except PythonUnavailable as error:
         return f"error: {error}"
     return observation(result, timeout_s)
 
 
-def wrong_arguments(arguments: Mapping[str, Any]) -> str | None:
+def wrong_arguments(given: Mapping[str, Any]) -> str | None:
     """What is wrong with a call's arguments, as a sentence for the agent, or None."""
-    unknown = sorted(set(arguments) - {"code"})
-    if unknown:
-        return f"error: python takes one argument, code; got {', '.join(unknown)}"
-    code = arguments.get("code")
-    if not isinstance(code, str):
-        got = "nothing" if code is None else type(code).__name__
-        return f"error: python needs code, a string; got {got}"
-    if not code.strip():
-        return "error: code is empty"
-    return None
+    return arguments.wrong_arguments(SCHEMA, given)
 
 
 def observation(result: CellResult, timeout_s: float) -> str:

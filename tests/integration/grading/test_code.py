@@ -16,7 +16,7 @@ from stages.protocols import Reward, Row
 from stages.trajectory import Message, Trajectory
 from tests.integration.sandbox.grounds import in_sandbox
 from tests.support import problems
-from tests.support.cheats.code import SOLUTIONS
+from tests.support.cheats.code import INSIDERS, SOLUTIONS
 from workflows.grading import trusted
 from workflows.tasks.code import SOLUTION, CodeTask
 
@@ -205,6 +205,17 @@ def test_a_cheat_is_paid_where_what_it_runs_against_is_missing(
     monkeypatch.setattr(trusted, "source", source)
     assert grade(TOTALS, SOLUTIONS[name]).value == 1.0
     assert not left, "no such text in what is sent"
+
+
+@pytest.mark.parametrize("name", INSIDERS)
+def test_an_insider_is_paid_where_the_text_that_it_was_written_against_is_another(
+    grade: Grade, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    whole, (there, instead) = trusted.source, INSIDERS[name]
+    assert any(there in whole(module) for module in ("workflows.grading.values", "workflows.grading.functions"))
+    assert grade(TOTALS, SOLUTIONS[name]).value == 0.0
+    monkeypatch.setattr(trusted, "source", lambda module: whole(module).replace(there, instead))
+    assert grade(TOTALS, SOLUTIONS[name]).value == 1.0
 
 
 def test_an_image_without_python_is_no_reward_at_all(task: CodeTask, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from stages.shards.schema import SCHEMA
 from tests.unit.stages_files.samples import make_chain, make_layout, make_row, publish, rows_line, write_rows
 from workflows.errors import ExportError
 from workflows.export import export as module
-from workflows.export.export import NOT_BUILT_YET, ExportCount, export
+from workflows.export.export import ExportCount, export
 
 
 @pytest.fixture
@@ -64,14 +64,8 @@ def test_one_tag(layout: RunLayout, tmp_path: Path) -> None:
     assert export(layout.root, "jsonl", tmp_path / "a", tag="a").rollouts == 1
 
 
-@pytest.mark.parametrize("name", NOT_BUILT_YET)
-def test_formats_that_are_planned_say_so(layout: RunLayout, tmp_path: Path, name: str) -> None:
-    with pytest.raises(ExportError, match=f"'{name}' is not built yet: choose one of jsonl, parquet"):
-        export(layout.root, name, tmp_path / "x")
-
-
 def test_an_unknown_format_names_those_there_are(layout: RunLayout, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"'csv': choose one of jsonl, parquet \(not built yet: nemo-gym"):
+    with pytest.raises(ExportError, match=r"'csv': choose one of jsonl, parquet, nemo-gym, verl"):
         export(layout.root, "csv", tmp_path / "x")
 
 

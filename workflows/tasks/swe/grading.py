@@ -234,7 +234,8 @@ def passed(test: str, outcomes: Mapping[str, str], *, xfail: bool = False) -> bo
 def judge(tests: Tests, runs: Sequence[tuple[Canaries, Heard]]) -> Reward:
     """1.0 where every expected test passed where it counted, and every canary was seen not to pass.
 
-    `f2p` and `p2p` are shares of the ids that passed; `canary` is 1.0 where nothing points to a cheat.
+    `f2p` and `p2p` are shares of the ids that passed; `canary` is 1.0 where nothing points to a cheat; `format` is 1.0
+    where what the agent left could be tested at all: each hidden file was imported, and both runs came to their end.
 
     Args:
         tests: what is expected.
@@ -249,7 +250,9 @@ def judge(tests: Tests, runs: Sequence[tuple[Canaries, Heard]]) -> Reward:
         for canaries, heard in runs
     )
     whole = len(runs) == RUNS and all(heard.ended for _, heard in runs)
-    return Reward(float(honest and whole and f2p == p2p == 1.0), {"f2p": f2p, "p2p": p2p, "canary": float(honest)})
+    tested = whole and not any(heard.broken for _, heard in runs)
+    parts = {"f2p": f2p, "p2p": p2p, "canary": float(honest), "format": float(tested)}
+    return Reward(float(honest and whole and f2p == p2p == 1.0), parts)
 
 
 def _counted(test: str, runs: Sequence[tuple[Canaries, Heard]], *, xfail: bool = False) -> bool:

@@ -221,15 +221,17 @@ class Finder:
 
 WATCHED = (
     "_pytest.runner", "_pytest.reports", "_pytest.python", "_pytest.main", "_pytest.unittest", "_pytest.skipping",
-    "_pytest.outcomes", "_pytest.raises", "_pytest.python_api", "_pytest.capture", "_pytest.recwarn", "pluggy._callers",
-    "pluggy._hooks", "pluggy._manager", "unittest.case", "unittest.mock",
+    "_pytest.outcomes", "_pytest.raises", "_pytest.python_api", "_pytest.capture", "_pytest.recwarn", "unittest.case",
+    "unittest.mock",
 )  # fmt: skip
 
 
 def state_of_runner(own: Sequence[type], looks: Sequence[Look]) -> dict[str, tuple[Any, Any]]:
     """What pytest is made of: each function and method of the modules above, by name, with its code."""
     found: dict[str, tuple[Any, Any]] = {}
-    places: list[tuple[str, Any]] = [(name, vars(sys.modules[name])) for name in WATCHED if name in sys.modules]
+    # Of pluggy every module: its releases name them differently.
+    watched = [name for name in sys.modules if name in WATCHED or name.startswith("pluggy.")]
+    places: list[tuple[str, Any]] = [(name, vars(sys.modules[name])) for name in watched]
     places += [(kind.__name__, vars(kind)) for kind in own]
     while places:
         where, names = places.pop()

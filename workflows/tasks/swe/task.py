@@ -16,7 +16,7 @@ from stages.protocols import Environment, Reward, Row
 from stages.trajectory import Message, Trajectory
 from workflows.errors import TaskDataError
 from workflows.grading.trusted import run_trusted
-from workflows.tasks.rows import broken_environment, read_rows, refuse_broken
+from workflows.tasks.rows import broken_environment, check_limit, check_positive, read_rows, refuse_broken
 from workflows.tasks.swe import archive, columns, grading, patches, repository, setting
 from workflows.tools import bash
 from workflows.wheels.cache import WheelCache
@@ -71,10 +71,8 @@ class SweTask:
     ) -> None:
         if path is None:
             raise TaskDataError("task.path: task=swe needs a JSONL file with SWE-bench's columns")
-        if limit is not None and limit < 0:
-            raise TaskDataError(f"task.limit: got {limit}; allowed: 0 or more")
-        if test_s <= 0:
-            raise TaskDataError(f"task.options.test_s: got {test_s}; allowed: above 0")
+        check_limit(limit)
+        check_positive(test_s=test_s)
         self._path, self._limit = Path(path), limit
         self._image, self._python, self._test_s = image, python, test_s
         self._cache = WheelCache(Path(wheels or self._path.parent / "wheels"), own_environ())

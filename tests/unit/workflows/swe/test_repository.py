@@ -79,5 +79,5 @@ def test_what_is_marked_to_fail_may_fail_and_nothing_else(tmp_path: Path) -> Non
             told.append({"id": f"{small.TESTS}::test_x", "when": when, "outcome": outcome})
         heard = grading.hear([*told, {"end": 0, "patched": []}], tests)
         assert grading.judge(tests, [(names, heard), (frozenset(), heard)]).parts == {
-            "f2p": 1.0, "p2p": share, "canary": 1.0,
+            "f2p": 1.0, "p2p": share, "canary": 1.0, "format": 1.0,
         }  # fmt: skip
