@@ -18,7 +18,7 @@ check: setup     ## lint, format, types, imports
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports --no-cache > .venv/lint-imports.log 2>&1 || { cat .venv/lint-imports.log; exit 1; }
 
-test: check      ## everything: unit, integration, end to end, both sandboxes, a real Slurm (which needs root)
+test: check      ## everything: unit, integration, end to end, both sandboxes, a real Slurm
 	@sh launch/bootstrap.sh test
 	@$(PY) -P -m tests
 
@@ -35,5 +35,6 @@ test-slurm-24: setup  ## the Slurm tier on Debian trixie's 24.11, then once more
 	  $(PY) -m pytest tests/slurm && \
 	  ROLLMILL_TEST_SLURM_RATE_LIMIT=rl_bucket_size=40,rl_refill_rate=4 $(PY) -m pytest tests/slurm
 
-test-vllm:
-	@echo "rollmill: make $@ is not built yet" >&2; exit 2
+test-vllm: setup ## real vLLM on CPUs in .venv-vllm (2.3 GB, installed here): the engines' suite, then a run on two servers
+	@sh launch/vllm.sh
+	@ROLLMILL_TEST_VLLM=$(CURDIR)/.venv-vllm/bin/python $(PY) -m pytest tests/vllm

@@ -15,7 +15,7 @@ import jinja2.sandbox
 from tokenizers import Tokenizer
 
 from stages.errors import StageError
-from stages.toolcalls import parse_hermes
+from stages.toolformats import ToolFormat, format_of, parse_calls
 from stages.trajectory import Message, ToolCall
 
 MessageLike = Message | Mapping[str, Any]
@@ -56,6 +56,7 @@ class ChatTokenizer:
         self._special_tokens = dict(special_tokens or {})
         self.eos_ids = eos_ids
         self.digest = digest
+        self.tool_format: ToolFormat = format_of(template)
         self.template_digest = hashlib.sha256(template.encode()).hexdigest()
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
         try:
@@ -172,9 +173,9 @@ class ChatTokenizer:
         return self.turn_tail
 
 
-def parse_tool_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:
-    """Content and calls of a sampled text in the format of the models we serve (Hermes JSON)."""
-    return parse_hermes(text)
+def parse_tool_calls(text: str, form: ToolFormat = "hermes") -> tuple[str, tuple[ToolCall, ...]]:
+    """Content and calls of a sampled text in the format of its model."""
+    return parse_calls(text, form)
 
 
 _CONFIGS = ("generation_config.json", "config.json", "tokenizer_config.json")

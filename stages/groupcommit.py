@@ -34,7 +34,7 @@ _PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno
 class Block:
     """Bytes that are written as one range (a multiple of 8), and how many of the group's items they hold, in order."""
 
-    data: bytes
+    data: bytes | memoryview
     items: int
 
 

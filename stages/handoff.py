@@ -22,7 +22,8 @@ from stages.layout import RunLayout
 from stages.trajectory import CheckpointRange, RowRange, RunResult
 
 MAGIC = b"RMSG"
-VERSION = 1
+VERSION = 2
+"""2: token streams packed; 1 had them as lists of numbers."""
 KIND_RUN_RESULT = 1
 KIND_CHECKPOINT = 2
 _HAS_BLOB = 1
@@ -31,7 +32,7 @@ _HEAD = struct.Struct("<4sBBHQQ")
 _CRC = struct.Struct("<I4x")
 """zlib crc32 over head, body and blob."""
 _HEADER_BYTES = _HEAD.size + _CRC.size
-_TOKEN_BYTES = 12
+_TOKEN_BYTES = 9
 
 Record = RunResult | Checkpoint
 
@@ -93,6 +94,10 @@ def _taken_apart(data: bytes, where: str, expected: int) -> tuple[memoryview, me
     _, version, kind, flags, body_length, blob_length = _HEAD.unpack_from(data)
     if version > VERSION:
         raise SchemaError(f"{where}: handoff record version {version}, known is {VERSION}: run a newer rollmill here")
+    if version < VERSION:
+        raise SchemaError(
+            f"{where}: handoff record version {version}, known is {VERSION}: run the rollmill that wrote it"
+        )
     (crc,) = _CRC.unpack_from(data, _HEAD.size)
     view = memoryview(data)[_HEADER_BYTES : _HEADER_BYTES + body_length + blob_length]
     if len(view) < body_length + blob_length or zlib.crc32(view, zlib.crc32(data[: _HEAD.size])) != crc:
@@ -152,7 +157,7 @@ def _weight(record: Record) -> int:
         chains, blob = record.trajectory.chains, record.workspace
     else:
         chains, blob = record.stream.chains, record.layer
-    return len(blob or b"") + _TOKEN_BYTES * sum(len(chain.token_ids) for chain in chains) + 1024
+    return len(blob or b"") + _TOKEN_BYTES * sum(chain.length for chain in chains) + 1024
 
 
 class SegmentWriter:

@@ -35,6 +35,8 @@ UNKNOWN: Final = "unknown"
 T = TypeVar("T")
 TransportError = (httpx.TransportError, httpx.DecodingError)
 InvalidURL = httpx.InvalidURL
+ConnectError = (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol)
+"""Nothing was sent."""
 
 
 def make_client(*, connections: int = 256, timeout_s: float = 60.0) -> httpx.AsyncClient:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
-import os
-import re
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -18,60 +14,31 @@ import msgspec
 
 from sandbox.errors import ImageError
 from sandbox.hostroot import host_digest
+from sandbox.images.names import store_names
 from sandbox.images.pack import MAX_BYTES, MAX_ENTRIES, PackedImage, pack_image
 from sandbox.layers import unpack, verify
-from stages import sharedfs
+from sandbox.nodecache import NodeCache
+from stages import sharedfs, storefs
+from stages.imagerecords import (
+    DIGEST,
+    HOST,
+    NAME,
+    ImageConfig,
+    ImageName,
+    Imported,
+    UnpackedImage,
+    check_name,
+    scratch_directory,
+)  # fmt: skip
 from stages.layout import StoreLayout
+from stages.pacing import turn
 
-HOST = "host"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,119}")
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_LONGEST_FILE = 160
-"""Characters of a name's file: 255 less what the name of a temporary file beside it adds."""
 _COPY_BYTES = 8 * 1024 * 1024
 _SHOWN_NAMES = 8
-
-
-class ImageConfig(msgspec.Struct, frozen=True):
-    """images/<sha256>.json: what an image says of itself beside its files.
-
-    Args:
-        env: variables of every process in it, as Docker's ENV.
-        workdir: where its processes start; for people, the task decides.
-        size_bytes: of the packed file.
-        tar_bytes: of the uncompressed tar.
-        entries: names in it.
-    """
-
-    env: dict[str, str]
-    workdir: str | None
-    size_bytes: int
-    tar_bytes: int
-    entries: int
-
-
-class ImageName(msgspec.Struct, frozen=True):
-    """images/names/<name>.json: what a name means, where it came from, and when (seconds since 1970)."""
-
-    name: str
-    digest: str
-    source: str
-    imported_at: float
-
-
-class UnpackedImage(msgspec.Struct, frozen=True):
-    """An image ready for sandboxes on this node: `SandboxSpec.image`, and the variables of its processes."""
-
-    root: str
-    env: dict[str, str] = {}
-
-
-class Imported(msgspec.Struct, frozen=True):
-    """What an import brought: the name's record, and devices, FIFOs and sockets that were left out."""
-
-    name: ImageName
-    config: ImageConfig
-    dropped: int
+IMAGE = ".image"
+"""What the name of an unpacked image ends with on a node."""
+PATIENCE_S = 60.0
+"""Longest wait for a turn to unpack."""
 
 
 class ImageStore:
@@ -79,11 +46,13 @@ class ImageStore:
 
     Args:
         layout: the store.
-        node_dir: on this node, made where missing; None where nothing is unpacked.
+        node: what this node keeps unpacked; None where nothing is unpacked.
+        slots: nodes that unpack at once.
     """
 
-    def __init__(self, layout: StoreLayout, node_dir: Path | None = None) -> None:
-        self._layout, self._node_dir = layout, node_dir
+    def __init__(self, layout: StoreLayout, node: NodeCache | None = None, *, slots: int = 8) -> None:
+        self._layout, self._node, self._slots = layout, node, slots
+        self._used: set[str] = set()
 
     def add(self, name: str, source: Path, *, replace: bool = False, scratch: Path | None = None) -> Imported:
         """Import an image under a name; many may do so at once.
@@ -97,28 +66,50 @@ class ImageStore:
         Raises:
             ImageError: the name or the source is refused, or the name means something else already.
         """
-        if not _NAME.fullmatch(name) or name == HOST or _DIGEST.fullmatch(name):
-            raise ImageError(
-                f"{name!r} is no image name: use letters, digits and ._:/@+- (not {HOST!r}, no digest)",
-                boundary="images",
-            )
-        file = self._layout.image_name(name).name
-        if len(file) > _LONGEST_FILE:
-            raise ImageError(
-                f"{name!r} is too long for a name: its file {file[:20]}... would have {len(file)} characters, "
-                f"the most is {_LONGEST_FILE}: use fewer of /:@+",
-                boundary="images",
-            )
-        with _scratch(scratch) as place:
+        check_name(name, self._layout)
+        with scratch_directory(scratch) as place:
             packed = pack_image(source, Path(place) / "image.tar.zst", Path(place))
-            with self._written():
-                for directory in self._layout.directories:
-                    sharedfs.make_dirs(directory)
-                config = self._publish(packed)
-        record = ImageName(name, packed.layer.digest, str(source.absolute()), time.time())
+            return self.publish(name, packed, str(source.absolute()), replace=replace)
+
+    def publish(self, name: str, packed: PackedImage, source: str, *, replace: bool = False) -> Imported:
+        """Put a packed image into the store under a name.
+
+        Args:
+            name: see `add`.
+            packed: as `pack_image` gives it; its file is copied.
+            source: for people: what it was made from.
+            replace: see `add`.
+
+        Raises:
+            ImageError: see `add`.
+        """
+        check_name(name, self._layout)
         with self._written():
+            for directory in self._layout.directories:
+                sharedfs.make_dirs(directory)
+            config = self._publish(packed)
+            record = ImageName(name, packed.layer.digest, source, time.time())
             self._name(record, replace)
         return Imported(record, config, packed.dropped)
+
+    def has(self, image: str) -> bool:
+        """Whether a name or a digest is in the store."""
+        try:
+            self._named(image)
+        except ImageError:
+            return False
+        return True
+
+    def lay_out(self, image: str, directory: Path) -> ImageConfig:
+        """An image's files in a new directory that is the caller's alone; what it says of itself.
+
+        Raises:
+            ImageError: it is not in the store, or damaged.
+        """
+        digest = self._named(image)
+        with storefs.reader(self._blob(digest)) as file:
+            unpack(file, directory, digest=digest, max_bytes=2 * MAX_BYTES, max_entries=2 * MAX_ENTRIES)
+        return self._config(digest)
 
     def names(self) -> list[tuple[ImageName, ImageConfig]]:
         """Every name with what it means, sorted."""
@@ -142,7 +133,7 @@ class ImageStore:
             ImageError: it is not in the store, or damaged.
         """
         digest = self._named(image)
-        with self._blob(digest).open("rb") as file:
+        with storefs.reader(self._blob(digest)) as file:
             verify(file, digest, max_bytes=2 * MAX_BYTES)
         return digest
 
@@ -162,34 +153,40 @@ class ImageStore:
             return host_digest(Path(image)) + hashlib.sha256(image.encode()).hexdigest()
         digest = self._named(image)
         config = self._config(digest)
+        if digest not in self._used:
+            self._used.add(digest)
+            storefs.touch(self._layout.image_blob(_hex(digest)))  # a run that asks has begun to use it
         if not config.env:
             return digest
         return f"{digest}+{hashlib.sha256(msgspec.json.encode(config.env, order='sorted')).hexdigest()[:16]}"
 
-    def unpacked(self, image: str) -> UnpackedImage:
+    def take(self, image: str, holds: ExitStack) -> UnpackedImage:
         """The image for sandboxes of this node, unpacked now if no one has before.
 
         Args:
             image: as of `digest`.
+            holds: it stays on this node until this is closed.
 
         Raises:
             ImageError: there is no such image.
-            SandboxError: its blob is damaged.
+            SandboxError: its blob is damaged, or the node has no room for it.
         """
         if image == HOST:
             return UnpackedImage(HOST)
         if image.startswith("/"):
             return UnpackedImage(_checked_directory(image))
-        assert self._node_dir is not None, "this store was opened without a node's directory"
+        assert self._node is not None, "this store was opened without a node's directory"
         digest = self._named(image)
-        directory = self._node_dir / _hex(digest)
-        if not directory.exists():
-            self._node_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with _locked(self._node_dir / f"{_hex(digest)}.lock"):
-                if not directory.exists():
-                    with self._blob(digest).open("rb") as file:
-                        unpack(file, directory, digest=digest, max_bytes=2 * MAX_BYTES, max_entries=2 * MAX_ENTRIES)
-        return UnpackedImage(str(directory), self._config(digest).env)
+        config = self._config(digest)
+
+        def make(directory: Path) -> None:
+            blob = self._blob(digest)
+            with turn(self._layout.turns, self._slots, PATIENCE_S), storefs.reader(blob) as file:
+                unpack(file, directory, digest=digest, max_bytes=2 * MAX_BYTES, max_entries=2 * MAX_ENTRIES)
+            storefs.touch(blob)
+
+        held = holds.enter_context(self._node.hold(_hex(digest) + IMAGE, make, needs=config.tar_bytes))
+        return UnpackedImage(str(held.path), config.env)
 
     @contextmanager
     def _written(self) -> Iterator[None]:
@@ -207,7 +204,9 @@ class ImageStore:
         """Put the blob and its configuration into the store; the first configuration of a content stays."""
         sha256 = _hex(packed.layer.digest)
         blob = self._layout.image_blob(sha256)
-        if not sharedfs.exists(blob):
+        if sharedfs.exists(blob):
+            storefs.touch(blob)
+        else:
             with Path(packed.layer.path).open("rb") as source, sharedfs.atomic_file(blob) as target:
                 while chunk := source.read(_COPY_BYTES):
                     target.append(chunk)
@@ -267,22 +266,25 @@ class ImageStore:
             raise ImageError(f"{path} is damaged: {error}; remove it and import again", boundary="images") from error
 
     def _named(self, image: str) -> str:
-        """The digest of a name or of a digest that is in the store."""
-        if _DIGEST.fullmatch(image):
+        """The digest of a name, of another way to write one, or of a digest that is in the store."""
+        if DIGEST.fullmatch(image):
             if not sharedfs.exists(self._layout.image_blob(_hex(image))):
                 raise self._missing(image)
             return image
-        record = self._record(image) if _NAME.fullmatch(image) else None
-        if record is None:
-            raise self._missing(image)
-        return record.digest
+        for name in store_names(image):
+            record = self._record(name) if NAME.fullmatch(name) else None
+            if record is not None:
+                return record.digest
+        raise self._missing(image)
 
     def _missing(self, image: str) -> ImageError:
-        names = [record.name for record, _ in self.names()] if not _DIGEST.fullmatch(image) else []
+        names = [record.name for record, _ in self.names()] if not DIGEST.fullmatch(image) else []
         there = ", ".join(names[:_SHOWN_NAMES]) + (", ..." if len(names) > _SHOWN_NAMES else "")
+        likeliest = store_names(image)[0]
+        name = likeliest if likeliest != image else "NAME"
         return ImageError(
             f"no image {image!r} in {self._layout.images}; there is {there or 'none'}: "
-            f"rollmill images import NAME SOURCE --store {self._layout.root}",
+            f"rollmill images import {name} SOURCE --store {self._layout.root}",
             boundary="images",
         )
 
@@ -291,34 +293,6 @@ class ImageStore:
         if not sharedfs.exists(blob):
             raise self._missing(digest)
         return blob
-
-
-@contextmanager
-def _scratch(parent: Path | None) -> Iterator[str]:
-    """A directory on a local disk that goes away in the end."""
-    try:
-        if parent is not None:
-            parent.mkdir(parents=True, exist_ok=True)
-        made = tempfile.TemporaryDirectory(prefix="rollmill-image-", dir=parent)
-    except OSError as error:
-        raise ImageError(
-            f"no scratch directory can be made in {parent or tempfile.gettempdir()}: {error.strerror}: "
-            "give a directory of yours as --scratch",
-            boundary="images",
-        ) from error
-    with made as place:
-        yield place
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One process of the node at a time; the lock dies with its holder."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
 
 
 def _checked_directory(image: str) -> str:

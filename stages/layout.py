@@ -247,6 +247,16 @@ class StoreLayout:
         """Directory of the images' names."""
         return self.images / "names"
 
+    @property
+    def turns(self) -> Path:
+        """Directory of the lock files of those who unpack now."""
+        return self.root / "turns"
+
+    @property
+    def users(self) -> Path:
+        """Directory of the runs that use the store, a file each."""
+        return self.root / "users"
+
     def image_name(self, name: str) -> Path:
         """Which digest an image name has; a name may hold slashes and colons, a file name may not."""
         return self.image_names / f"{quote(name, safe='')}.json"
@@ -267,4 +277,6 @@ class StoreLayout:
     @property
     def directories(self) -> tuple[Path, ...]:
         """What must exist before the store is used, parents first."""
-        return (self.root, self.layer_keys, self.layer_blobs, self.images, self.image_names, self.wheels)
+        return (
+            self.root, self.layer_keys, self.layer_blobs, self.images, self.image_names, self.wheels, self.users,
+        )  # fmt: skip

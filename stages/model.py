@@ -6,24 +6,40 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
 from stages.chat import ChatTokenizer, parse_tool_calls
 from stages.checkpoint import StreamState
-from stages.engine_client import Completion, EngineClient, EngineUnavailableError
+from stages.engine_client import Completion, EngineUnavailableError
 from stages.errors import ContextLengthError, LLMError
 from stages.stream import ABORT, TokenStream
 from stages.trajectory import Message, Sampling, Trajectory
 from stages.wire import SessionOut
 
 RETRY_S: Final = (0.1, 2.0)
+LEAST_S: Final = 0.05
+"""What a try may take at least that is made just before the deadline."""
 
 OpenSession = Callable[[str | None], Awaitable[SessionOut]]
-"""Gives the attempt's replica; the argument names one that has just failed."""
+"""Gives the attempt's replica, before each generation; the argument names one that has just failed."""
 Hold = Callable[[], Awaitable[None]]
 """Awaited at each boundary between turns; returns when the agent may go on."""
+
+
+class Sampler(Protocol):
+    """What samples for a stream; `stages.engine_client.EngineClient` is the real one."""
+
+    async def context_length(self, url: str) -> int:
+        """See EngineClient."""
+        ...
+
+    async def generate(
+        self, url: str, token_ids: Sequence[int], sampling: Sampling, *, name: str, timeout_s: float
+    ) -> Completion:
+        """See EngineClient."""
+        ...
 
 
 class StreamModel:
@@ -43,7 +59,7 @@ class StreamModel:
 
     def __init__(
         self,
-        engine: EngineClient,
+        engine: Sampler,
         open_session: OpenSession,
         chat: ChatTokenizer,
         sampling: Sampling,
@@ -64,7 +80,6 @@ class StreamModel:
         self._history: list[Message] = []
         self._asked: list[Message] | None = None
         self._hold = hold
-        self._session: SessionOut | None = None
         self._ended_by_itself = True
         self._answered_at: float | None = None
         self._malformed = 0
@@ -142,7 +157,7 @@ class StreamModel:
     def _read(self, ids: Sequence[int], finish_reason: str) -> Message:
         self._ended_by_itself = bool(ids) and ids[-1] in self._chat.eos_ids
         text = self._chat.decode(ids[:-1] if self._ended_by_itself else ids)
-        content, calls = parse_tool_calls(text)
+        content, calls = parse_tool_calls(text, self._chat.tool_format)
         self._malformed += sum(call.error is not None for call in calls)
         return Message("assistant", content, calls, finish_reason=finish_reason)
 
@@ -154,15 +169,14 @@ class StreamModel:
         give_up_at: float | None = None
         wait_s, failed = RETRY_S[0], None
         while (params := self._params(stream)).max_tokens > 0:
-            if self._session is None or failed is not None:
-                self._session = await self._open_session(failed)
-                failed = None
-            session = self._session
+            session, failed = await self._open_session(failed), None
             error = f"replica {session.replica_id} aborted the generation"
+            asked_away_s = 0.0
             try:
-                completion = await self._generate(session.replica_url, stream, params)
+                left_s = self._answer_s if give_up_at is None else give_up_at - time.monotonic()
+                completion = await self._generate(session.replica_url, stream, params, max(LEAST_S, left_s))
             except EngineUnavailableError as unavailable:
-                error = str(unavailable)
+                error, asked_away_s = str(unavailable), unavailable.retry_after_s
             else:
                 self.llm_s += completion.llm_s
                 if completion.finish_reason != ABORT or completion.token_ids:
@@ -172,20 +186,23 @@ class StreamModel:
                     return
             now = time.monotonic()
             give_up_at = give_up_at or now + self._patience_s
-            if now + wait_s > give_up_at:
+            pause_s = max(wait_s, asked_away_s)
+            if now + pause_s > give_up_at:
                 raise LLMError(f"no replica answered for {self._patience_s:g} s: {error}")
             failed = session.replica_id
-            await asyncio.sleep(wait_s)
+            await asyncio.sleep(pause_s)
             wait_s = min(RETRY_S[1], wait_s * 2)
         stream.close("length")
 
-    async def _generate(self, url: str, stream: TokenStream, sampling: Sampling) -> Completion:
+    async def _generate(self, url: str, stream: TokenStream, sampling: Sampling, timeout_s: float) -> Completion:
         length = await self._engine.context_length(url)
         room = length - len(stream.ids)
         if room <= 0:
             raise ContextLengthError(f"the stream has {len(stream.ids)} tokens, the model's context is {length}")
         bounded = msgspec.structs.replace(sampling, max_tokens=min(room, sampling.max_tokens))
-        return await self._engine.generate(url, stream.ids, bounded, name=self._name, timeout_s=self._answer_s)
+        return await self._engine.generate(
+            url, stream.ids, bounded, name=self._name, timeout_s=min(timeout_s, self._answer_s)
+        )
 
     def trajectory(self) -> Trajectory:
         """Everything so far."""

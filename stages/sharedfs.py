@@ -52,6 +52,11 @@ def use(fs: FileSystem) -> Iterator[None]:
         _io = before
 
 
+def system() -> FileSystem:
+    """The calls that this module makes, for stages/storefs.py."""
+    return _io
+
+
 @contextlib.contextmanager
 def _opened(path: Path, flags: int, mode: int = FILE_MODE) -> Iterator[int]:
     fd = _io.open(str(path), flags, mode)
@@ -134,16 +139,26 @@ def sync_dir(path: Path) -> None:
 
 
 def make_dirs(path: Path) -> None:
-    """Create the directory and its missing parents, mode 0700; one that is there already stays as it is."""
+    """Create the directory and its missing parents, mode 0700; one that is there already stays as it is.
+
+    Raises:
+        FileNotFoundError: a parent is there and takes no directory all the same, as below /proc.
+    """
+    try:
+        _make_dir(path)
+    except FileNotFoundError:
+        if path.parent == path:
+            raise
+        make_dirs(path.parent)
+        _make_dir(path)  # once: where this says again that the parent is missing, no number of tries helps
+
+
+def _make_dir(path: Path) -> None:
     try:
         _io.mkdir(str(path), DIR_MODE)
     except FileExistsError:
         if not path.is_dir():
             raise
-        return
-    except FileNotFoundError:
-        make_dirs(path.parent)
-        make_dirs(path)
         return
     sync_dir(path.parent)
 

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import msgspec
 
+from sandbox.flatten import squash
 from sandbox.layers import unpack
+from sandbox.mountplan import MAX_LAYERS
+from sandbox.nodecache import NodeCache
 from sandbox.protocols import PackedLayer
-from stages import sharedfs
+from stages import sharedfs, storefs
 from stages.errors import ShardError
-from stages.images import ImageStore
+from stages.imagerecords import UnpackedImage
+from stages.images import PATIENCE_S, ImageStore
 from stages.layout import StoreLayout
+from stages.pacing import turn
+from stages.pruning import register
+
+SQUASHED = ".squashed"
+"""What the name of several layers merged into one ends with on a node."""
 
 
 class LayerKey(msgspec.Struct, frozen=True):
@@ -25,24 +34,40 @@ class LayerKey(msgspec.Struct, frozen=True):
     size_bytes: int
 
 
-class LayerStore:
-    """Layers of one store, with a node-local directory for unpacked ones. All calls block: use them in threads."""
+class Standing(msgspec.Struct, frozen=True):
+    """What a sandbox stands on, unpacked on this node: the image, and layers over it, lowest first."""
 
-    def __init__(self, layout: StoreLayout, node_dir: Path) -> None:
-        self._layout, self._node_dir = layout, node_dir
-        self.images = ImageStore(layout, node_dir / ".images")
+    image: UnpackedImage
+    layers: tuple[Path, ...]
+
+
+class LayerStore:
+    """Layers of one store, with a node-local directory for unpacked ones. All calls but `standing` block.
+
+    Args:
+        layout: the store.
+        node_dir: on this node's own disk.
+        quota_bytes: what everything unpacked on this node may take; None: half of the disk.
+        slots: nodes that unpack from this store at once.
+    """
+
+    def __init__(self, layout: StoreLayout, node_dir: Path, *, quota_bytes: int | None = None, slots: int = 8) -> None:
+        self._layout, self._slots = layout, slots
+        self._node = NodeCache(node_dir, quota_bytes)
+        self.images = ImageStore(layout, self._node, slots=slots)
         """The images of the same store, unpacked beside the layers."""
 
-    def prepare(self) -> None:
-        """Make the directories."""
+    def prepare(self, run_dir: Path) -> None:
+        """Make the directories, and say which run uses the store now."""
         for directory in self._layout.directories:
             sharedfs.make_dirs(directory)
-        self._node_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        register(self._layout, run_dir)
+        self._node.prepare()
 
     @property
     def warm(self) -> list[str]:
         """Digests that are unpacked on this node."""
-        return [f"sha256:{path.name}" for path in self._node_dir.iterdir() if "." not in path.name]
+        return [f"sha256:{name}" for name in self._node.names() if "." not in name]
 
     def find(self, key: str) -> str | None:
         """The digest of an environment key whose layer is in the store."""
@@ -50,51 +75,92 @@ class LayerStore:
             found = msgspec.json.decode(sharedfs.read_bytes(self._layout.layer_key(key)), type=LayerKey)
         except FileNotFoundError:
             return None
-        return found.digest if sharedfs.exists(self._layout.layer_blob(_hex(found.digest))) else None
+        blob = self._layout.layer_blob(_hex(found.digest))
+        if not sharedfs.exists(blob):
+            return None
+        storefs.touch(blob)  # the run that asks has begun to use it
+        return found.digest
 
     def publish(self, key: str, packed: PackedLayer) -> str:
         """Put a packed layer into the store and name it by the key; returns the digest that the key now has."""
         blob = self._layout.layer_blob(_hex(packed.digest))
         if not sharedfs.exists(blob):
             sharedfs.write_atomic(blob, Path(packed.path).read_bytes())
+        else:
+            storefs.touch(blob)
         key_path = self._layout.layer_key(key)
         private = sharedfs.temp_beside(key_path)
         sharedfs.create_exclusive(private, msgspec.json.encode(LayerKey(packed.digest, packed.size_bytes)))
         try:
             won = sharedfs.link(private, key_path)
+            there = packed.digest if won else self.find(key)
+            if there is None:  # the key's layer was pruned
+                sharedfs.publish(private, key_path)
         finally:
             sharedfs.unlink(private)
-        digest: str = packed.digest
-        return digest if won else self.find(key) or digest
+        return there or packed.digest
 
-    def unpacked(self, digest: str) -> Path:
-        """The layer as a node-local directory, unpacked now if no one has before.
+    @asynccontextmanager
+    async def standing(self, image: str, digests: Sequence[str] = (), *, room: int = 0) -> AsyncIterator[Standing]:
+        """Image and layers unpacked on this node, and kept there while the block runs.
+
+        Args:
+            image: as of `ImageStore.digest`.
+            digests: of layers, lowest first; where they are more than a sandbox takes, the lowest are merged into one.
+            room: layers that the caller adds on top.
+
+        Raises:
+            ShardError: the store does not hold a layer.
+            SandboxError: there is no such image, a blob is damaged or hostile, or the node has no room.
+        """
+        holds = ExitStack()
+
+        def let_go(taken: asyncio.Future[Standing]) -> None:
+            holds.close()
+            if not taken.cancelled():
+                taken.exception()  # told already, or nobody waits for it any more
+
+        taking = asyncio.ensure_future(asyncio.to_thread(self._stand, holds, image, tuple(digests), room))
+        try:
+            yield await asyncio.shield(taking)
+        finally:  # a thread that still unpacks for one that was cancelled is not stopped: others will want it
+            taking.add_done_callback(let_go)
+
+    def _stand(self, holds: ExitStack, image: str, digests: tuple[str, ...], room: int) -> Standing:
+        found = self.images.take(image, holds)
+        most = MAX_LAYERS - room
+        if len(digests) <= most:
+            return Standing(found, tuple(self.take(digest, holds) for digest in digests))
+        lowest, rest = digests[: len(digests) - most + 1], digests[len(digests) - most + 1 :]
+        return Standing(found, (self._squashed(lowest, holds), *(self.take(digest, holds) for digest in rest)))
+
+    def take(self, digest: str, holds: ExitStack) -> Path:
+        """The layer as a node-local directory, unpacked now if no one has before; it stays until `holds` is closed.
 
         Raises:
             ShardError: the store does not hold it.
-            SandboxError: the blob is damaged or hostile.
+            SandboxError: the blob is damaged or hostile, or the node has no room.
         """
-        directory = self._node_dir / _hex(digest)
-        if directory.exists():
-            return directory
-        with self._locked(_hex(digest)):
-            if not directory.exists():
-                blob = self._layout.layer_blob(_hex(digest))
-                if not sharedfs.exists(blob):
-                    raise ShardError(f"layer {digest} is not in {self._layout.layer_blobs}", digest=digest)
-                with blob.open("rb") as file:
-                    unpack(file, directory, digest=digest)
-        return directory
 
-    @contextmanager
-    def _locked(self, name: str) -> Iterator[None]:
-        """One process of the node at a time; the lock dies with its holder."""
-        fd = os.open(self._node_dir / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(fd)
+        def make(directory: Path) -> None:
+            blob = self._layout.layer_blob(_hex(digest))
+            if not sharedfs.exists(blob):
+                raise ShardError(f"layer {digest} is not in {self._layout.layer_blobs}", digest=digest)
+            with turn(self._layout.turns, self._slots, PATIENCE_S), storefs.reader(blob) as file:
+                unpack(file, directory, digest=digest)
+            storefs.touch(blob)
+
+        return holds.enter_context(self._node.hold(_hex(digest), make)).path
+
+    def _squashed(self, digests: tuple[str, ...], holds: ExitStack) -> Path:
+        """Several layers as one."""
+        name = hashlib.sha256("\n".join(digests).encode()).hexdigest() + SQUASHED
+
+        def make(directory: Path) -> None:
+            with ExitStack() as meanwhile:
+                squash([self.take(digest, meanwhile) for digest in digests], directory)
+
+        return holds.enter_context(self._node.hold(name, make)).path
 
 
 def _hex(digest: str) -> str:

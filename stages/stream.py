@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import msgspec
 
 from stages.engine_client import Completion
+from stages.errors import LLMError
 from stages.trajectory import Chain, Turn, VersionSpan
 
 ABORT = "abort"
@@ -14,37 +16,51 @@ ABORT = "abort"
 
 
 class TokenStream:
-    """One chain being built. `ids` is the whole stream; its next prompt is the stream itself."""
+    """One chain being built. `ids` is the whole stream; its next prompt is the stream itself.
+
+    Beside that list each stream is packed as it grows, so that a chain, taken at every checkpoint, costs three copies.
+    """
 
     def __init__(self, prompt: Sequence[int]) -> None:
         self.ids: list[int] = list(prompt)
+        self._packed = array("i", self.ids)
         self._prompt_length = len(prompt)
-        self._mask = [0] * len(prompt)
-        self._logprobs = [0.0] * len(prompt)
+        self._mask = bytearray(len(prompt))
+        self._logprobs = array("f", bytes(4 * len(prompt)))
         self._versions: list[VersionSpan] = []
         self._turns: list[Turn] = []
 
     @classmethod
     def of(cls, chain: Chain) -> TokenStream:
         """The stream that gave this chain."""
-        stream = cls(chain.token_ids[: chain.prompt_length])
-        stream.ids, stream._mask = list(chain.token_ids), list(chain.loss_mask)
-        stream._logprobs = list(chain.logprobs)
+        stream = cls(chain.token_ids)
+        stream._prompt_length = chain.prompt_length
+        stream._mask, stream._logprobs = bytearray(chain.packed_mask), array("f", chain.packed_logprobs)
         stream._versions, stream._turns = list(chain.policy_versions), list(chain.turns)
         return stream
 
     def observe(self, ids: Sequence[int]) -> None:
         """Append tokens that nobody sampled: mask 0, log-prob 0."""
         self.ids += ids
-        self._mask += [0] * len(ids)
-        self._logprobs += [0.0] * len(ids)
+        self._packed.extend(ids)
+        self._mask += bytes(len(ids))
+        self._logprobs.frombytes(bytes(4 * len(ids)))
 
     def sampled(self, completion: Completion, replica: str) -> None:
-        """Append what the engine sampled after the stream as it stands; an aborted turn is continued by it."""
+        """Append what the engine sampled after the stream as it stands; an aborted turn is continued by it.
+
+        Raises:
+            LLMError: a token id or a log-prob does not fit its column; nothing was appended.
+        """
         start = len(self.ids)
+        try:
+            packed, logprobs = array("i", completion.token_ids), array("f", completion.logprobs)
+        except (OverflowError, TypeError) as error:
+            raise LLMError(f"replica {replica}: a token id or log-prob of its answer does not fit: {error}") from error
         self.ids += completion.token_ids
-        self._mask += [1] * len(completion.token_ids)
-        self._logprobs += completion.logprobs
+        self._packed += packed
+        self._mask += b"\x01" * len(packed)
+        self._logprobs += logprobs
         for span in completion.versions:
             self._add_span(VersionSpan(span.version, start + span.start, start + span.end))
         turn = Turn(start, len(self.ids), completion.finish_reason, replica, completion.cached_tokens, completion.llm_s)
@@ -93,11 +109,11 @@ class TokenStream:
     @property
     def sampled_tokens(self) -> int:
         """Tokens that an engine sampled."""
-        return sum(self._mask)
+        return self._mask.count(1)
 
     def chain(self) -> Chain:
-        """The chain as it stands; all per-token lists have one length."""
+        """The chain as it stands; all per-token arrays have one length."""
         return Chain(
-            self._prompt_length, list(self.ids), list(self._mask), list(self._logprobs), list(self._versions),
-            list(self._turns),
+            self._prompt_length, self._packed.tobytes(), bytes(self._mask), self._logprobs.tobytes(),
+            list(self._versions), list(self._turns),
         )  # fmt: skip

@@ -1,11 +1,13 @@
 """What a rollout leaves: messages, token chains with masks, log-probs and policy versions, and what RUN hands to EVAL.
 
-Frozen records without behaviour: they cross processes and lie on disk. Token arrays are plain lists; all per-token
-lists of a chain have one length.
+Frozen records without behaviour: they cross processes and lie on disk. Token streams are packed arrays, as they will
+lie in a shard; all per-token arrays of a chain have one length.
 """
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -57,14 +59,58 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 class Chain(msgspec.Struct, frozen=True):
-    """One growing token stream: prompt, then sampled turns (mask 1) and observations (mask 0, log-prob 0.0)."""
+    """One growing token stream: prompt, then sampled turns (mask 1) and observations (mask 0, log-prob 0.0).
+
+    The streams are packed in the machine's order (little-endian, as the shards): `packed_ids` int32, `packed_mask`
+    uint8, `packed_logprobs` float32. They go from the engine's answer to the shard without another list; the
+    properties of the columns' names unpack them.
+    """
 
     prompt_length: int
-    token_ids: list[int]
-    loss_mask: list[int]
-    logprobs: list[float]
+    packed_ids: bytes
+    packed_mask: bytes
+    packed_logprobs: bytes
     policy_versions: list[VersionSpan]
     turns: list[Turn]
+
+    @classmethod
+    def of(
+        cls,
+        prompt_length: int,
+        token_ids: Iterable[int],
+        loss_mask: Iterable[int],
+        logprobs: Iterable[float],
+        policy_versions: Sequence[VersionSpan] = (),
+        turns: Sequence[Turn] = (),
+    ) -> Chain:
+        """A chain of unpacked streams; raises OverflowError or ValueError for a number that does not fit."""
+        ids, values = array("i", token_ids).tobytes(), array("f", logprobs).tobytes()
+        return cls(prompt_length, ids, bytes(loss_mask), values, list(policy_versions), list(turns))
+
+    @property
+    def length(self) -> int:
+        """Tokens of the stream."""
+        return len(self.packed_ids) // 4
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens that an engine sampled."""
+        return self.packed_mask.count(1)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The stream's ids, unpacked anew at each call."""
+        return array("i", self.packed_ids).tolist()
+
+    @property
+    def loss_mask(self) -> list[int]:
+        """1 where a token was sampled, unpacked anew at each call."""
+        return list(self.packed_mask)
+
+    @property
+    def logprobs(self) -> list[float]:
+        """The sampled tokens' log-probs in single precision, unpacked anew at each call."""
+        return array("f", self.packed_logprobs).tolist()
 
 
 class Trajectory(msgspec.Struct, frozen=True):

@@ -75,11 +75,12 @@ class RolloutsOut(msgspec.Struct, frozen=True):
 
 
 class PolicyIn(_Request, frozen=True):
-    """POST /v1/policy."""
+    """POST /v1/policy. With `adapter`, `weights_path` is a LoRA of that name, not a whole model."""
 
     version: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-    weights_path: str | None = None
+    weights_path: Annotated[str, msgspec.Meta(min_length=1, max_length=4096)] | None = None
     mode: Literal["keep", "wait", "abort"] = "keep"
+    adapter: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")] | None = None
 
 
 class ReplicaIn(_Request, frozen=True):
@@ -102,12 +103,19 @@ class SessionIn(_Request, frozen=True):
 
 
 class SessionOut(msgspec.Struct, frozen=True):
-    """Where an attempt generates."""
+    """Where an attempt generates.
+
+    `once`: ask again before the next generation. `ask_again_s`: without a word for so long the session is taken for
+    over. `adapter`: the model to name in requests, where the policy is a LoRA.
+    """
 
     session_id: str
     replica_id: str
     replica_url: str
     policy_version: int
+    once: bool = False
+    ask_again_s: float = 300.0
+    adapter: str | None = None
 
 
 class LeaseIn(_Request, frozen=True):
@@ -208,13 +216,19 @@ class Revoked(msgspec.Struct, frozen=True):
 
 
 class HeartbeatOut(msgspec.Struct, frozen=True):
-    """Answer to POST /v1/heartbeat."""
+    """Answer to POST /v1/heartbeat.
+
+    `moved` names rollouts whose session goes elsewhere at its next turn; `lost` those whose replica is down, so that
+    its answer is not worth waiting for.
+    """
 
     epoch: int
     renewed: list[str]
     revoked: list[Revoked]
     drain: bool
     policy_version: int
+    moved: list[str] = []
+    lost: list[str] = []
 
 
 class CommitRow(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -7,7 +7,7 @@ import functools
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, Protocol
 
 import msgspec
@@ -80,6 +80,10 @@ class Stagehand(Protocol):
 
     def drain(self, grace_s: float) -> None:
         """The worker ends within `grace_s`: bring work to where another can go on with it."""
+        return
+
+    def sessions(self, moved: Sequence[str], lost: Sequence[str]) -> None:
+        """Rollouts whose session with the fleet moves at its next turn, and those whose replica is down."""
         return
 
 
@@ -310,6 +314,8 @@ class Worker:
             answer: HeartbeatOut = await self._call("POST", "/v1/heartbeat", body, HeartbeatOut, timeout_s=timeout_s)
             if answer.drain and self._tasks:  # the router goes, and another comes later: nobody may hold what it knows
                 self.drain()
+            if answer.moved or answer.lost:
+                self._hand.sessions(answer.moved, answer.lost)
             for revoked in answer.revoked:
                 task = self._tasks.get(revoked.lease_id)
                 if task is not None and revoked.lease_id not in self._revoked:

@@ -16,12 +16,9 @@ MAX_LOGPROBS = 20
 _DEFAULT_MAX_TOKENS = 16
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (None, 1),
     "best_of": (None, 1),
-    "stream": (None, False),
     "echo": (None, False),
     "suffix": (None, ""),
-    "stop": (None, "", []),
     "min_tokens": (None, 0),
     "presence_penalty": (None, 0),
     "frequency_penalty": (None, 0),
@@ -29,7 +26,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logit_bias": (None, {}),
     "bad_words": (None, []),
     "allowed_token_ids": (None, []),
-    "prompt_logprobs": (None,),
 }
 """Fields that would change the answer and that this engine does not compute, with the values that ask for nothing."""
 
@@ -46,12 +42,12 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     logprobs: int | None = None
-    n: Any = None
+    prompt_logprobs: int | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
     best_of: Any = None
-    stream: Any = None
     echo: Any = None
     suffix: Any = None
-    stop: Any = None
     min_tokens: Any = None
     presence_penalty: Any = None
     frequency_penalty: Any = None
@@ -59,7 +55,12 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: Any = None
     bad_words: Any = None
     allowed_token_ids: Any = None
-    prompt_logprobs: Any = None
+
+
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stream holds beside the tokens."""
+
+    include_usage: bool | None = None
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,23 +68,76 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     token_ids: list[int]
     sampling_params: SamplingFields
-    request_id: str | None = None
+    request_id: str = ""
     model: str | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None
     output_mode: str = "tokens"
-    stream: Any = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
 
 
 class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
-    """POST /v1/completions."""
+    """POST /v1/completions: one prompt or several, as text or ids."""
 
-    prompt: str | list[int] | None = None
+    prompt: str | list[int | str | list[int]] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
     model: str | None = None
-    request_id: str | None = None
+    request_id: str = ""
     cache_salt: str | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+
+
+class ChatLogprobs(SamplingFields, frozen=True, kw_only=True):
+    """Sampling of a chat, whose `logprobs` is a switch and whose number is `top_logprobs`."""
+
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    max_completion_tokens: int | None = None
+
+
+class ChatRequest(ChatLogprobs, frozen=True, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    add_generation_prompt: bool = True
+    model: str | None = None
+    request_id: str = ""
+    cache_salt: str | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+class AbortRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /inference/v1/abort_requests and /abort_requests."""
+
+    request_ids: list[str]
+
+
+class WeightVersionRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /update_weight_version."""
+
+    new_version: str
+
+
+class CollectiveRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /collective_rpc."""
+
+    method: str
+    kwargs: dict[str, Any] = {}
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,7 +185,8 @@ def decode_body(body: bytes, kind: type[T]) -> T:
             raise _validation_error("missing", f"{loc}.{missing[1]}", "Field required", "<dict>") from error
         found = re.match(r"Expected `([^`|]+?)(?: \|[^`]*)?`(?:, got `([^`]+)`)?", text)
         name, message = _PYDANTIC.get(found[1] if found else "", ("value_error", text.replace("`", "")))
-        raise _validation_error(name, loc, message, f"<{found[2] if found and found[2] else 'value'}>") from error
+        shown = found[2] if found and found[2] else "value"
+        raise _validation_error(name, loc, message, "None" if shown == "null" else f"<{shown}>") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _validation_error("json_invalid", "body", f"JSON decode error: {error}", "<bytes>") from error
 
@@ -152,6 +207,42 @@ def refuse_unsupported(fields: msgspec.Struct) -> None:
             raise _refuse(
                 f"{name}={value!r} is not computed by the embedded engine; leave it out, or use fleet=vllm", name, value
             )
+
+
+def chat_params(fields: ChatRequest, room: int) -> SamplingParams:
+    """Check and complete a chat's sampling; without a bound it may fill the `room` that its prompt leaves.
+
+    Raises:
+        RequestError: see `sampling_params`.
+    """
+    given = {name: getattr(fields, name) for name in SamplingFields.__struct_fields__}
+    given["logprobs"] = (fields.top_logprobs or 0) if fields.logprobs else None
+    given["max_tokens"] = fields.max_completion_tokens or fields.max_tokens or max(1, room)
+    return sampling_params(SamplingFields(**given))
+
+
+def stop_strings(fields: SamplingFields) -> tuple[str, ...]:
+    """The texts that end an answer.
+
+    Raises:
+        RequestError: an empty one.
+    """
+    given = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ())
+    if "" in given:
+        raise RequestError("stop cannot contain an empty string.", param="stop")
+    return given
+
+
+def copies(fields: SamplingFields) -> int:
+    """How many answers to each prompt.
+
+    Raises:
+        RequestError: fewer than one.
+    """
+    count = 1 if fields.n is None else fields.n
+    if count < 1:
+        raise _refuse(f"n must be at least 1, got {count}.", "n", count)
+    return count
 
 
 def sampling_params(fields: SamplingFields) -> SamplingParams:
@@ -176,6 +267,12 @@ def sampling_params(fields: SamplingFields) -> SamplingParams:
         raise _refuse(f"max_tokens must be at least 1, got {params.max_tokens}.", "max_tokens", params.max_tokens)
     if params.logprobs is not None and params.logprobs < 0:
         raise _refuse(f"logprobs must be non-negative, got {params.logprobs}.", "logprobs", params.logprobs)
+    if fields.prompt_logprobs is not None and not 0 <= fields.prompt_logprobs <= MAX_LOGPROBS:
+        raise _refuse(
+            f"prompt_logprobs must be in [0, {MAX_LOGPROBS}], got {fields.prompt_logprobs}.",
+            "prompt_logprobs",
+            fields.prompt_logprobs,
+        )
     if params.logprobs is not None and params.logprobs > MAX_LOGPROBS:
         raise _refuse(
             f"Requested sample logprobs of {params.logprobs}, which is greater than max allowed: {MAX_LOGPROBS}",
@@ -210,3 +307,11 @@ def empty_token_ids() -> RequestError:
     return _validation_error(
         "too_short", "body.token_ids", "List should have at least 1 item after validation, not 0", "<list of 0 items>"
     )
+
+
+def bad_literal(where: str, given: str, allowed: tuple[str, ...]) -> RequestError:
+    """The refusal of a word that is none of the allowed ones."""
+    words = ", ".join(f"'{word}'" for word in allowed[:-1]) + f" or '{allowed[-1]}'"
+    text = f"{{'type': 'literal_error', 'loc': '{where}', 'msg': \"Input should be {words}\", 'input': '{given}', "
+    text += f"'ctx': {{'expected': \"{words}\"}}}}"
+    return RequestError(f"1 validation error:\n  {text}", kind="Bad Request", param=where)

@@ -124,6 +124,13 @@ class BlockPool:
             else:
                 self._idle[block] = None
 
+    def forget_all(self) -> None:
+        """Forget the content of every block that nobody owns."""
+        while self._idle:
+            block, _ = self._idle.popitem(last=False)
+            self._forget(block)
+            self._blank.append(block)
+
     def _own(self, block: int) -> None:
         self._owners[block] += 1
         self._idle.pop(block, None)

@@ -37,7 +37,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         port: port to listen on; 0 takes any free one.
         served_model_name: the name clients use; the directory's by default.
         weight_version: the version that answers carry for these weights.
-        api_key_file: file with the bearer token that /v1 and /inference demand; without it they are open.
+        api_key_file: file with the bearer token that all routes but /health demand; without it they are open.
+        dev_mode: whether it can be paused and given other weights over HTTP.
         max_model_len: tokens of the longest sequence; by default the model's positions, at most 4,096.
         max_num_seqs: sequences that run at once.
         max_num_batched_tokens: tokens a step computes at most.
@@ -53,6 +54,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     served_model_name: str | None = None
     weight_version: str = "0"
     api_key_file: Path | None = None
+    dev_mode: bool = False
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
@@ -94,17 +96,18 @@ def build(options: EngineOptions) -> tuple[EngineLoop, ASGIApp]:
         enable_prefix_caching=options.enable_prefix_caching,
         logprobs_mode=options.logprobs_mode,
     )
-    loop = EngineLoop(Scheduler(Qwen3(files), bounds, config.eos_token_ids | tokenizer.eos_ids))
+    eos_ids = config.eos_token_ids | tokenizer.eos_ids
+    loop = EngineLoop(Scheduler(Qwen3(files), bounds, eos_ids, options.weight_version))
     served = Served(
         model=options.served_model_name or options.model.resolve().name,
         root=str(options.model),
         vocab_size=config.vocab_size,
         max_model_len=max_len,
-        weight_version=options.weight_version,
         special_ids=read_special_ids(options.model),
         created=int(time.time()),
     )
-    return loop, create_app(loop, tokenizer, served, _read_api_key(options.api_key_file))
+    key = _read_api_key(options.api_key_file)
+    return loop, create_app(loop, tokenizer, served, key, dev_mode=options.dev_mode)
 
 
 async def serve(options: EngineOptions, on_ready: Callable[[str], Awaitable[None]]) -> None:
@@ -149,6 +152,7 @@ def _parse(argv: list[str]) -> tuple[EngineOptions, Path | None]:
     parser.add_argument("--served-model-name", default=None)
     parser.add_argument("--weight-version", default="0")
     parser.add_argument("--api-key-file", type=Path, default=None)
+    parser.add_argument("--dev-mode", action="store_true", help="routes that pause it and change its weights")
     parser.add_argument("--port-file", type=Path, default=None, help="the bound port is written there once it listens")
     parser.add_argument("--max-model-len", type=int, default=None)
     parser.add_argument("--max-num-seqs", type=int, default=64)

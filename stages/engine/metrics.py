@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stages.engine.scheduler import Scheduler
+from stages.engine.loop import EngineLoop
 
 _HELP = {
     "vllm:num_requests_running": ("gauge", "Number of requests in model execution batches."),
@@ -16,12 +16,13 @@ _HELP = {
 }
 
 
-def render_metrics(scheduler: Scheduler, model: str) -> str:
+def render_metrics(loop: EngineLoop, model: str) -> str:
     """Prometheus text format, one sample a metric, with vLLM's labels."""
+    scheduler = loop.scheduler
     counters = scheduler.counters
     values = {
         "vllm:num_requests_running": scheduler.running,
-        "vllm:num_requests_waiting": scheduler.waiting,
+        "vllm:num_requests_waiting": loop.queued,
         "vllm:kv_cache_usage_perc": scheduler.kv_usage,
         "vllm:prefix_cache_queries_total": counters.prefix_cache_queries,
         "vllm:prefix_cache_hits_total": counters.prefix_cache_hits,

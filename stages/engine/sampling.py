@@ -45,6 +45,10 @@ class SamplingParams(msgspec.Struct, frozen=True):
     ignore_eos: bool = False
     logprobs: int | None = None
 
+    def of_copy(self, index: int) -> SamplingParams:
+        """Those of the index-th answer to one prompt: each draws from a seed of its own."""
+        return self if self.seed is None or not index else msgspec.structs.replace(self, seed=self.seed + index)
+
     @property
     def greedy(self) -> bool:
         """Temperature 0: the best token is taken and the filters do nothing."""
@@ -211,4 +215,15 @@ def draw(
             _best(shifted[row] - norms[row], one.logprobs) if one.logprobs else (),
         )
         for row, (one, token) in enumerate(zip(params, tokens, strict=True))
+    ]
+
+
+def score_tokens(logits: F32, token_ids: Sequence[int], count: int) -> list[Drawn]:
+    """Log-probs and ranks of given tokens (n,) under logits (n, vocab), with the `count` best beside each."""
+    scores = log_softmax(logits)
+    chosen = scores[np.arange(len(token_ids)), np.asarray(token_ids)]
+    ranks = np.count_nonzero(scores >= chosen[:, None], axis=1)
+    return [
+        Drawn(Candidate(token, float(chosen[row]), int(ranks[row])), _best(scores[row], count) if count else ())
+        for row, token in enumerate(token_ids)
     ]

@@ -20,7 +20,7 @@ import numpy as np
 from stages.engine.errors import EngineError
 from stages.engine.kvcache import BlockPool, KVStore, block_digests
 from stages.engine.qwen3 import Qwen3, Rows
-from stages.engine.sampling import LogprobsMode, draw
+from stages.engine.sampling import Drawn, LogprobsMode, draw, score_tokens
 from stages.engine.sequence import Sequence
 from stages.engine.weights import F32
 
@@ -65,13 +65,21 @@ class Scheduler:
         model: the loaded model.
         options: bounds.
         eos_ids: tokens that end an answer; the model config's by default.
+        weight_version: what the answers say of these weights.
 
     Raises:
         EngineError: bounds that the model or each other forbid.
     """
 
-    def __init__(self, model: Qwen3, options: SchedulerOptions, eos_ids: frozenset[int] | None = None) -> None:
+    def __init__(
+        self,
+        model: Qwen3,
+        options: SchedulerOptions,
+        eos_ids: frozenset[int] | None = None,
+        weight_version: str = "default",
+    ) -> None:
         _check_options(model, options)
+        self.weight_version = weight_version
         self._eos_ids = model.config.eos_token_ids if eos_ids is None else eos_ids
         self.options = options
         self.counters = Counters()
@@ -122,6 +130,35 @@ class Scheduler:
         else:
             self._drop(sequence)
         sequence.finish_reason = "abort"
+        return True
+
+    def replace_model(self, model: Qwen3) -> None:
+        """Draw from other weights from the next step on; what is stored of the old ones stays until it is reset.
+
+        Raises:
+            EngineError: another architecture than the one that is served.
+        """
+        if model.config != self._model.config or model.max_len != self._model.max_len:
+            raise EngineError("the new weights are of another config than the served ones; start a new replica")
+        self._model = model
+
+    def score(self, prompt: list[int], count: int) -> list[Drawn]:
+        """Log-probs of a prompt's tokens after the first under the model alone, with the `count` best beside each."""
+        return score_tokens(self._model.logits(prompt)[:-1], prompt[1:], count)
+
+    def reset_prefix_cache(self, *, running: bool) -> bool:
+        """Forget every stored block; False, with nothing forgotten, while sequences own some.
+
+        Args:
+            running: make the running sequences give theirs up: they are computed again before they go on.
+        """
+        if self._running and not running:
+            return False
+        while self._running:
+            self._preempt(self._running[-1])
+        for one in self._waiting:
+            one.computed, one.digests = 0, []
+        self._pool.forget_all()
         return True
 
     def step(self) -> list[Sequence]:
@@ -249,10 +286,13 @@ class Scheduler:
             token = result.chosen.token_id
             one.drawn.append(result)
             one.tokens.append(token)
+            one.note_version(self.weight_version)
             if token in one.params.stop_token_ids:
                 one.finish_reason, one.stop_reason = "stop", token
             elif token in self._eos_ids and not one.params.ignore_eos:
                 one.finish_reason = "stop"
+            elif one.stops is not None and (found := one.stops(one.tokens[len(one.prompt) :])) is not None:
+                one.finish_reason, one.stop_reason = "stop", found
             elif len(one.drawn) >= one.limit:
                 one.finish_reason = "length"
             if one.finish_reason is not None:

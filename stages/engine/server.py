@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from typing import Any, Protocol
-from uuid import uuid4
 
 import msgspec
 
+from stages.engine.admin import Admin
 from stages.engine.answers import (
     VLLM_VERSION,
+    Answer,
     Decoder,
     completion_answer,
     error_answer,
@@ -21,20 +21,26 @@ from stages.engine.answers import (
     model_list,
 )
 from stages.engine.bodies import (
+    ChatRequest,
     CompletionRequest,
+    DetokenizeRequest,
     GenerateRequest,
+    SamplingFields,
+    StreamOptions,
     TokenizeRequest,
-    check_prompt,
+    chat_params,
+    copies,
     decode_body,
     empty_token_ids,
-    refuse_unsupported,
     sampling_params,
 )
+from stages.engine.chats import chat_answer, template_messages
 from stages.engine.errors import RequestError
 from stages.engine.loop import EngineLoop
 from stages.engine.metrics import render_metrics
-from stages.engine.sampling import SamplingParams
+from stages.engine.requests import Requests, request_id
 from stages.engine.sequence import Sequence
+from stages.engine.streams import MEDIA_TYPE, chat_events, completion_events, generate_events
 from stages.errors import StageError
 from stages.web import (
     ASGIApp,
@@ -47,10 +53,11 @@ from stages.web import (
     Scope,
     Send,
     Starlette,
+    StreamingResponse,
 )
 
-_GUARDED = ("/v1", "/v2", "/inference", "/cohere")
-"""What vLLM's api key guards; the rest is open there too."""
+OPEN_PATHS = frozenset({"/health", "/ping"})
+"""Answered without the key: what is asked by those who hold none."""
 
 
 class Tokenizer(Protocol):
@@ -79,13 +86,12 @@ class Tokenizer(Protocol):
 
 
 class Served(msgspec.Struct, frozen=True):
-    """What is served: the name clients use, where it came from, its bounds, and the version of its weights."""
+    """What is served: the name clients use, where it came from, and its bounds."""
 
     model: str
     root: str
     vocab_size: int
     max_model_len: int
-    weight_version: str
     special_ids: frozenset[int]
     created: int
 
@@ -112,10 +118,8 @@ async def _client_gone(_: Request, __: Exception) -> Response:
 class _Routes:
     """The handlers, over one loop, one tokenizer and one model."""
 
-    def __init__(self, loop: EngineLoop, tokenizer: Tokenizer, served: Served) -> None:
-        self._loop = loop
-        self._tokenizer = tokenizer
-        self._served = served
+    def __init__(self, loop: EngineLoop, tokenizer: Tokenizer, served: Served, requests: Requests) -> None:
+        self._loop, self._tokenizer, self._served, self._requests = loop, tokenizer, served, requests
         self._decoder = Decoder(tokenizer, served.special_ids)
 
     async def generate(self, request: Request) -> Response:
@@ -124,46 +128,50 @@ class _Routes:
         self._check_model(body.model)
         if not body.token_ids:
             raise empty_token_ids()
-        refuse_unsupported(body)
         if body.output_mode not in ("tokens", "text"):
             raise RequestError(f"output_mode must be tokens or text, got {body.output_mode}", param="output_mode")
-        params = sampling_params(body.sampling_params)
-        done = await self._run(request, body.token_ids, params, body.cache_salt)
-        if done is None:
-            return Response(status_code=499)
-        return _json(
-            generate_answer(
-                done,
-                request_id=_request_id("generate-tokens", request, body.request_id),
-                model=self._served.model,
-                created=int(time.time()),
-                weight_version=self._served.weight_version,
-                echo_prompt=bool(body.return_token_ids),
-                decoder=self._decoder if body.output_mode == "text" else None,
-            )
+        fields, params = body.sampling_params, sampling_params(body.sampling_params)
+        sequences = self._requests.sequences([body.token_ids], params, fields, body.cache_salt)
+        name = request_id("generate-tokens", request, body.request_id)
+        about = self._about(
+            name, fields, sequences, with_ids=bool(body.return_token_ids), as_text=body.output_mode == "text"
         )
+        events = (generate_events, body.stream_options) if body.stream else None
+        return await self._answer(request, sequences, about, generate_answer, events)
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
         body = decode_body(await request.body(), CompletionRequest)
         self._check_model(body.model)
-        prompt = self._tokenizer.encode(body.prompt) if isinstance(body.prompt, str) else body.prompt
-        if not prompt:
-            raise RequestError("You must pass at least one prompt")
-        done = await self._run(request, prompt, sampling_params(body), body.cache_salt)
-        if done is None:
-            return Response(status_code=499)
-        return _json(
-            completion_answer(
-                done,
-                request_id=_request_id("cmpl", request, body.request_id),
-                model=self._served.model,
-                created=int(time.time()),
-                decoder=self._decoder,
-                with_ids=bool(body.return_token_ids),
-                tokens_as_ids=bool(body.return_tokens_as_token_ids),
-            )
-        )
+        sequences = self._requests.sequences(self._prompts(body), sampling_params(body), body, body.cache_salt)
+        about = self._about(
+            request_id("cmpl", request, body.request_id), body, sequences,
+            with_ids=bool(body.return_token_ids), as_ids=bool(body.return_tokens_as_token_ids),
+        )  # fmt: skip
+        events = (completion_events, body.stream_options) if body.stream else None
+        return await self._answer(request, sequences, about, completion_answer, events)
+
+    async def chat(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        body = decode_body(await request.body(), ChatRequest)
+        self._check_model(body.model)
+        prompt = self._tokenizer.encode(self._render(body.messages, body.tools, body.add_generation_prompt))
+        params = chat_params(body, self._served.max_model_len - len(prompt))
+        sequences = self._requests.sequences([prompt], params, body, body.cache_salt)
+        about = self._about(
+            request_id("chatcmpl", request, body.request_id), body, sequences,
+            with_ids=bool(body.return_token_ids), as_ids=bool(body.return_tokens_as_token_ids),
+            top_logprobs=body.top_logprobs or 0, parse_tools=bool(body.tools) and body.tool_choice != "none",
+        )  # fmt: skip
+        events = (chat_events, body.stream_options) if body.stream else None
+        return await self._answer(request, sequences, about, chat_answer, events)
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize."""
+        body = decode_body(await request.body(), DetokenizeRequest)
+        self._check_model(body.model)
+        known = [one for one in body.tokens if 0 <= one < self._served.vocab_size]
+        return _json({"prompt": self._tokenizer.decode(known)})
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize."""
@@ -171,10 +179,7 @@ class _Routes:
         self._check_model(body.model)
         text = body.prompt
         if body.messages is not None:
-            try:
-                text = self._tokenizer.render(body.messages, body.tools, body.add_generation_prompt)
-            except StageError as error:
-                raise RequestError(str(error), param="messages") from error
+            text = self._render(body.messages, body.tools, body.add_generation_prompt)
         if text is None:
             raise RequestError("give a prompt or messages", param="prompt")
         ids = self._tokenizer.encode(text)
@@ -202,7 +207,7 @@ class _Routes:
 
     async def metrics(self, _: Request) -> Response:
         """GET /metrics."""
-        text = render_metrics(self._loop.scheduler, self._served.model)
+        text = render_metrics(self._loop, self._served.model)
         return Response(text, media_type="text/plain; version=0.0.4")
 
     def _check_model(self, name: str | None) -> None:
@@ -214,30 +219,72 @@ class _Routes:
                 param="model",
             )
 
-    async def _run(
-        self, request: Request, prompt: list[int], params: SamplingParams, salt: str | None
-    ) -> Sequence | None:
-        """Generate; None when the client has gone, whose sequence is then aborted."""
-        check_prompt(prompt, self._served.vocab_size, self._served.max_model_len)
-        limit = min(params.max_tokens, self._served.max_model_len - len(prompt))
-        sequence = Sequence(prompt=prompt, params=params, limit=limit, salt=salt or "")
-        work = asyncio.ensure_future(self._loop.generate(sequence))
-        # The body has been read: the next message of this connection is its end.
-        gone = asyncio.ensure_future(request.receive())
+    def _render(
+        self, messages: SequenceOf[Mapping[str, Any]], tools: SequenceOf[Mapping[str, Any]] | None, prompting: bool
+    ) -> str:
         try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-            return await work if work.done() else None
-        finally:
-            gone.cancel()
-            work.cancel()
+            return self._tokenizer.render(template_messages(messages), tools, prompting)
+        except StageError as error:
+            raise (
+                RequestError(str(error), param="messages") if not isinstance(error, RequestError) else error
+            ) from error
+
+    def _prompts(self, body: CompletionRequest) -> list[list[int]]:
+        """The prompts of a completion: a text, ids, or several of either."""
+        given = body.prompt
+        if isinstance(given, list) and not all(isinstance(one, int) for one in given):
+            several: list[Any] = given
+        else:
+            several = [given]
+        prompts = [self._tokenizer.encode(one) if isinstance(one, str) else one for one in several]
+        if not all(isinstance(one, list) and one for one in prompts):
+            raise RequestError("You must pass at least one prompt")
+        return prompts
+
+    def _about(self, name: str, fields: SamplingFields, sequences: list[Sequence], **more: Any) -> Answer:
+        scores = None
+        if fields.prompt_logprobs is not None:
+            scores = self._loop.scheduler.score(sequences[0].prompt, fields.prompt_logprobs)
+        return Answer(
+            request_id=name, model=self._served.model, created=int(time.time()), decoder=self._decoder,
+            copies=copies(fields), scores=scores, **more,
+        )  # fmt: skip
+
+    async def _answer(
+        self,
+        request: Request,
+        sequences: list[Sequence],
+        about: Answer,
+        whole: Callable[[list[Sequence], Answer], dict[str, Any]],
+        events: tuple[_Events, StreamOptions | None] | None,
+    ) -> Response:
+        """Generate, and answer whole or by events; who has gone gets nothing, and their sequences are aborted."""
+        if events is None:
+            if not await self._requests.run(request, about.request_id, sequences):
+                return Response(status_code=499)
+            return _json(whole(sequences, about))
+        if len(sequences) > 1:
+            raise RequestError(
+                "the embedded engine streams one answer at a time; ask for n=1 and one prompt", param="n"
+            )
+        make, options = events
+        draws = self._requests.stream(request, about.request_id, sequences[0])
+        content = make(draws, sequences[0], about, with_usage=bool(options and options.include_usage))
+        return StreamingResponse(content, media_type=MEDIA_TYPE)
 
 
-def _request_id(prefix: str, request: Request, given: str | None) -> str:
-    return f"{prefix}-{request.headers.get('x-request-id') or given or uuid4().hex[:16]}"
+class _Events(Protocol):
+    """A maker of server-sent events, see `streams`."""
+
+    def __call__(
+        self, draws: AsyncIterator[int], sequence: Sequence, about: Answer, *, with_usage: bool
+    ) -> AsyncIterator[bytes]:
+        """The events of one answer."""
+        ...
 
 
 class _BearerGate:
-    """Demands the api key on the paths that vLLM guards."""
+    """Demands the api key everywhere but where there is nothing to tell or do: vLLM leaves its admin routes open."""
 
     def __init__(self, app: ASGIApp, api_key: str) -> None:
         self._app = app
@@ -245,7 +292,7 @@ class _BearerGate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 401 in place of the application where the key is missing or wrong."""
-        if scope["type"] == "http" and scope["path"].startswith(_GUARDED):
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             given = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(given, self._expected):
                 await _json({"error": "Unauthorized"}, 401)(scope, receive, send)
@@ -253,25 +300,33 @@ class _BearerGate:
         await self._app(scope, receive, send)
 
 
-def create_app(loop: EngineLoop, tokenizer: Tokenizer, served: Served, api_key: str | None = None) -> ASGIApp:
+def create_app(
+    loop: EngineLoop, tokenizer: Tokenizer, served: Served, api_key: str | None = None, *, dev_mode: bool = False
+) -> ASGIApp:
     """The application over a running engine loop.
 
     Args:
         loop: whose `run` the caller keeps running.
         tokenizer: the model's.
         served: what is served.
-        api_key: demanded as a bearer token where vLLM demands it; None leaves every route open.
+        api_key: demanded as a bearer token on every route but /health; None leaves all open.
+        dev_mode: whether there are routes that pause it and change its weights.
     """
-    routes = _Routes(loop, tokenizer, served)
+    requests = Requests(loop, tokenizer, served.vocab_size, served.max_model_len)
+    routes, admin = _Routes(loop, tokenizer, served, requests), Admin(loop, requests)
     app = Starlette(
         routes=[
             Route("/inference/v1/generate", routes.generate, methods=["POST"]),
+            Route("/inference/v1/abort_requests", admin.abort_quietly, methods=["POST"]),
             Route("/v1/completions", routes.completions, methods=["POST"]),
+            Route("/v1/chat/completions", routes.chat, methods=["POST"]),
             Route("/tokenize", routes.tokenize, methods=["POST"]),
+            Route("/detokenize", routes.detokenize, methods=["POST"]),
             Route("/v1/models", routes.models),
             Route("/health", routes.health),
             Route("/version", routes.version),
             Route("/metrics", routes.metrics),
+            *(admin.routes() if dev_mode else ()),
         ],
         exception_handlers={RequestError: _refused, HTTPException: _http_error, ClientDisconnect: _client_gone},
     )

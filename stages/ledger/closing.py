@@ -7,7 +7,7 @@ from stages.ledger.book import Book
 from stages.ledger.effects import Failed, Publish
 from stages.ledger.events import CommitItem
 from stages.ledger.outcomes import OUTCOMES
-from stages.ledger.state import INIT, Group, Rollout
+from stages.ledger.state import INIT, Callback, Group, Rollout
 from stages.shards.index import GroupLine, RowsLine
 
 
@@ -47,6 +47,8 @@ def close(book: Book, group: Group) -> None:
     )  # fmt: skip
     book.effects.append(Publish(line))
     state.counts.groups_closed += 1
+    if group.callback_url is not None:
+        state.callbacks[group.id] = Callback(group.callback_url, state.seq, state.now)
     del state.groups[group.id]
 
 

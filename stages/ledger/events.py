@@ -131,6 +131,13 @@ class Committed(Event, frozen=True, tag="commit"):
     commits: list[CommitItem]
 
 
+class CalledBack(Event, frozen=True, tag="callback"):
+    """Callbacks that are over: delivered, or given up (`failed` says why, by group)."""
+
+    groups: list[str]
+    failed: dict[str, str] = {}
+
+
 class MemberGone(Event, frozen=True, tag="gone"):
     """A member is known to be dead: its leases are free at once."""
 
@@ -158,16 +165,27 @@ class Draining(Event, frozen=True, tag="drain"):
     on: bool = True
 
 
-class PolicyChanged(Event, frozen=True, tag="policy"):
-    """The trainer's policy version from here on."""
+class PolicyIntended(Event, frozen=True, tag="policy_intent"):
+    """The fleet is about to load a version; PolicyChanged is its outcome. Found without one, it is done again."""
 
     version: int
     weights_path: str | None = None
     mode: str = "keep"
+    adapter: str | None = None
+
+
+class PolicyChanged(Event, frozen=True, tag="policy"):
+    """The trainer's policy version from here on; `failed` names the replicas that could not load it, and why."""
+
+    version: int
+    weights_path: str | None = None
+    mode: str = "keep"
+    adapter: str | None = None
+    failed: dict[str, str] = {}
 
 
 class ReplicaChanged(Event, frozen=True, tag="replica"):
-    """A replica joined (`url` given), changed health, drains or left."""
+    """A replica joined (`url` given), changed health, drains or left; `version` is the policy that it serves."""
 
     replica: str
     change: str
@@ -175,6 +193,7 @@ class ReplicaChanged(Event, frozen=True, tag="replica"):
     model: str = ""
     capacity: int = 64
     reason: str = ""
+    version: int | None = None
 
 
 class SessionOpened(Event, frozen=True, tag="session"):
@@ -199,9 +218,11 @@ AnyEvent = (
     | Heartbeat
     | Committed
     | MemberGone
+    | CalledBack
     | Cancelled
     | Tick
     | Draining
+    | PolicyIntended
     | PolicyChanged
     | ReplicaChanged
     | SessionOpened

@@ -17,6 +17,7 @@ from stages.ledger.book import Book
 from stages.ledger.effects import Effect
 from stages.ledger.events import (
     AnyEvent,
+    CalledBack,
     Cancelled,
     Committed,
     Draining,
@@ -26,12 +27,14 @@ from stages.ledger.events import (
     MemberGone,
     PartBegan,
     PolicyChanged,
+    PolicyIntended,
     ReplicaChanged,
     SessionClosed,
     SessionOpened,
     Submitted,
     Tick,
 )
+from stages.ledger.fleet import Weights
 from stages.ledger.state import (
     EVAL,
     INIT,
@@ -57,9 +60,11 @@ class Ledger(Book):
             Heartbeat: self._heartbeat,
             Committed: lambda event: commits.commit(self, event),
             MemberGone: self._member_gone,
+            CalledBack: self._called_back,
             Cancelled: self._cancelled,
             Tick: self._tick,
             Draining: lambda event: setattr(self.state, "draining", event.on),
+            PolicyIntended: lambda event: self.state.fleet.intend(_weights(event)),
             PolicyChanged: self._policy,
             ReplicaChanged: self._replica,
             SessionOpened: self._session_opened,
@@ -205,6 +210,10 @@ class Ledger(Book):
         self.fill_ready_buffer()
         return ended
 
+    def _called_back(self, event: CalledBack) -> None:
+        for group_id in event.groups:
+            self.state.callbacks.pop(group_id, None)
+
     def _tick(self, event: Tick) -> None:
         state = self.state
         for lease in list(state.leases.values()):
@@ -231,11 +240,14 @@ class Ledger(Book):
 
     def _policy(self, event: PolicyChanged) -> None:
         self.state.policy_version = event.version
+        self.state.fleet.swapped(_weights(event), event.failed)
         lag.drop_all_stale(self)
         self.fill_ready_buffer()
 
     def _replica(self, event: ReplicaChanged) -> None:
-        self.state.fleet.change(event.replica, event.change, event.url, event.model, event.capacity, event.reason)
+        self.state.fleet.change(
+            event.replica, event.change, event.url, event.model, event.capacity, event.reason, event.version
+        )
 
     def _session_opened(self, event: SessionOpened) -> Any:
         return self.state.fleet.open(event.rollout_id, event.attempt, event.replica)
@@ -245,6 +257,10 @@ class Ledger(Book):
             if session.id == event.session:
                 self.state.fleet.release(rollout_id)
                 return
+
+
+def _weights(event: PolicyIntended | PolicyChanged) -> Weights:
+    return Weights(event.version, event.weights_path, event.mode, event.adapter)
 
 
 __all__ = ["EVAL", "INIT", "RUN", "Ledger"]

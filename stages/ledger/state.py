@@ -93,6 +93,14 @@ class EnvironmentState(msgspec.Struct):
     losses: int = 0
 
 
+class Callback(msgspec.Struct):
+    """A closed group that its trainer has not been told of yet; `seq` is its index line's, `since` when it closed."""
+
+    url: str
+    seq: int
+    since: float
+
+
 class Lease(msgspec.Struct):
     """Work in a member's hands. `work` is an environment key for INIT, else a rollout id."""
 
@@ -149,6 +157,7 @@ class State(msgspec.Struct):
     keys: dict[str, tuple[str, list[str]]] = {}
     segments: Counter[str] = msgspec.field(default_factory=Counter)
     superseded: dict[str, None] = {}
+    callbacks: dict[str, Callback] = {}
     counts: Counts = msgspec.field(default_factory=Counts)
     fleet: Fleet = msgspec.field(default_factory=Fleet)
     delayed: list[tuple[float, int, str, str]] = []

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import msgspec
 
-from sandbox.errors import SandboxError
+from sandbox.errors import LimitExceeded, SandboxError
 from sandbox.layers import unpack
 from sandbox.protect import Protection
 from sandbox.protocols import SandboxBackend, SandboxSpec
 from sandbox.scratch import remove_tree
-from stages.errors import RolloutError, VerifierError
+from stages.errors import AgentError, RolloutError, VerifierError
 from stages.handoff import wait_record
 from stages.identity import here, slurm_job_id
 from stages.layout import RunLayout
@@ -23,7 +23,7 @@ from stages.ledger.outcomes import OK, OUTCOMES, failure_class
 from stages.pools.run import oldest_version
 from stages.protocols import Environment, Reward, Task
 from stages.shards.writer import ShardWriter
-from stages.store import LayerStore
+from stages.store import LayerStore, Standing
 from stages.trajectory import Row, RunResult, Timing
 from stages.wire import CommitRow, EvalInput, LeaseOut
 from stages.worker import Result, Stagehand
@@ -97,8 +97,11 @@ class EvalHand(Stagehand):
 
     async def _verify(self, given: EvalInput, left: RunResult) -> Reward:
         environment = self._task.environment(given.payload)
-        stack = [await asyncio.to_thread(self._store.unpacked, digest) for digest in given.layers]
-        image = await asyncio.to_thread(self._store.images.unpacked, environment.image)
+        async with self._store.standing(environment.image, given.layers, room=1) as ground:
+            return await self._verify_on(ground, environment, given, left)
+
+    async def _verify_on(self, ground: Standing, environment: Environment, given: EvalInput, left: RunResult) -> Reward:
+        image, stack = ground.image, list(ground.layers)
         below = stack if image.root == "host" else [Path(image.root), *stack]
         workspace = await asyncio.to_thread(self._unpack_workspace, left, environment, below)
         try:
@@ -108,6 +111,8 @@ class EvalHand(Stagehand):
             )  # fmt: skip
             async with self._backend.create(spec) as sandbox:
                 return await self._task.verify(sandbox, given.payload, left.trajectory)
+        except LimitExceeded as error:  # of what runs there only the agent's work differs from rollout to rollout
+            raise AgentError(f"while it was graded: {error}") from error
         except (RolloutError, SandboxError, TimeoutError):
             raise
         except Exception as error:  # the boundary to a task's verifier: it says nothing about the policy

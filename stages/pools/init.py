@@ -33,10 +33,11 @@ class InitHand(Stagehand):
         if found is not None:
             return Result(layer=found, cached=True)
         environment = self._task.environment(given.payload)
-        image = await asyncio.to_thread(self._store.images.unpacked, environment.image)
-        spec = SandboxSpec(image=image.root, workspace=environment.workspace, env=image.env)
-        async with asyncio.timeout(given.budget_s), self._backend.create(spec) as sandbox:
-            await self._task.prepare(sandbox, given.payload)
-            packed = await sandbox.pack()
-            digest = await asyncio.to_thread(self._store.publish, given.environment.key, packed)
+        async with self._store.standing(environment.image) as ground:
+            image = ground.image
+            spec = SandboxSpec(image=image.root, workspace=environment.workspace, env=image.env)
+            async with asyncio.timeout(given.budget_s), self._backend.create(spec) as sandbox:
+                await self._task.prepare(sandbox, given.payload)
+                packed = await sandbox.pack()
+                digest = await asyncio.to_thread(self._store.publish, given.environment.key, packed)
         return Result(layer=digest)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from sandbox.errors import LayerError, SandboxError
+from sandbox.errors import LayerError, LimitExceeded, SandboxError
 from sandbox.protocols import Sandbox, SandboxBackend, SandboxLimits, SandboxSpec
 from stages.chat import ChatTokenizer
 from stages.engine_client import EngineClient
@@ -19,15 +19,15 @@ from stages.errors import AgentError, PolicyTimeoutError, RolloutError, StageErr
 from stages.handoff import SegmentWriter
 from stages.http import RouterLink
 from stages.identity import here
-from stages.images import UnpackedImage
 from stages.layout import RunLayout
 from stages.ledger.outcomes import GIVEN_BACK, OK, OUTCOMES
 from stages.model import StreamModel
+from stages.pools.sessions import AttemptSession
 from stages.pools.turns import Drain, Restored, Turns, restored
 from stages.protocols import Agent, Environment, Limits, ResumableAgent, Task
-from stages.store import LayerStore
+from stages.store import LayerStore, Standing
 from stages.trajectory import ModelIdentity, RunResult, Sampling, Trajectory
-from stages.wire import LeaseOut, RunInput, SessionIn, SessionOut
+from stages.wire import LeaseOut, RunInput
 from stages.worker import Keep, Result, Stagehand
 
 CANCEL_S: Final = 2.0
@@ -76,6 +76,16 @@ class RunHand(Stagehand):
         self._segments, self._saving = segments, saving
         self._drain = Drain()
         self._keep: Keep = lambda lease, checkpoint: None
+        self._sessions: dict[str, AttemptSession] = {}
+
+    def sessions(self, moved: Sequence[str], lost: Sequence[str]) -> None:
+        """See Stagehand."""
+        for rollout_id in moved:
+            if rollout_id in self._sessions:
+                self._sessions[rollout_id].moved()
+        for rollout_id in lost:
+            if rollout_id in self._sessions:
+                self._sessions[rollout_id].lost()
 
     @property
     def warm(self) -> list[str]:
@@ -92,12 +102,19 @@ class RunHand(Stagehand):
 
     async def work(self, lease: LeaseOut) -> Result:
         """Run the agent to its end, whatever that is, and hand on what it left; or to where a drain stops it."""
+        try:
+            return await self._work(lease)
+        finally:
+            self._sessions.pop(lease.rollout_id, None)
+
+    async def _work(self, lease: LeaseOut) -> Result:
         given = msgspec.json.decode(lease.input, type=RunInput)
         environment = self._task.environment(given.payload)
-        layers = [await asyncio.to_thread(self._store.unpacked, digest) for digest in given.layers]
-        image = await asyncio.to_thread(self._store.images.unpacked, environment.image)
         saving = self._saving
-        async with restored(saving.layout.root, given, saving.scratch, saving.visibility_s) as before:
+        async with (
+            self._store.standing(environment.image, given.layers) as ground,
+            restored(saving.layout.root, given, saving.scratch, saving.visibility_s) as before,
+        ):
             lost = given.checkpoint.tokens if given.checkpoint is not None and before is None else 0
             turns = Turns(
                 lease, given, before, resumes=isinstance(self._agent, ResumableAgent), every=saving.every_turns,
@@ -106,7 +123,7 @@ class RunHand(Stagehand):
             model = self._model(lease, given, turns)
             if before is not None:
                 model.restore(before.record.stream)
-            spec = _spec(environment, image, layers, before)
+            spec = _spec(environment, ground, before)
             async with self._backend.create(spec) as sandbox:
                 turns.begin(model, sandbox)
                 ended = await _until_stopped(self._run_agent(given, model, sandbox, turns, before), turns)
@@ -118,6 +135,8 @@ class RunHand(Stagehand):
                     )  # fmt: skip
                 try:
                     workspace = await self._workspace(environment, sandbox)
+                except LimitExceeded as error:
+                    ended, workspace = (AgentError.failure_class, str(error)), (None, None)
                 except LayerError as error:
                     if not error.detail.get("content"):
                         raise
@@ -143,12 +162,10 @@ class RunHand(Stagehand):
         )  # fmt: skip
 
     def _model(self, lease: LeaseOut, given: RunInput, turns: Turns) -> StreamModel:
-        async def open_session(failed: str | None) -> SessionOut:
-            body = SessionIn(rollout_id=lease.rollout_id, attempt=lease.attempt, failed=failed)
-            return await self._link.call("POST", "/v1/sessions", body, answer=SessionOut)
-
+        session = AttemptSession(self._link, self._engine, lease.rollout_id, lease.attempt)
+        self._sessions[lease.rollout_id] = session
         return StreamModel(
-            self._engine, open_session, self._policy.chat, _seeded(given, lease.rollout_id),
+            session, session.open, self._policy.chat, _seeded(given, lease.rollout_id),
             name=f"{lease.rollout_id}.{lease.attempt}", hold=turns.hold,
             logprobs_mode=self._policy.logprobs_mode,  # type: ignore[arg-type]
         )  # fmt: skip
@@ -176,6 +193,8 @@ class RunHand(Stagehand):
             if OUTCOMES[error.failure_class].status != "completed":
                 raise
             return error.failure_class, str(error)
+        except LimitExceeded as error:  # were it retried and masked, an agent could take back what goes badly
+            return AgentError.failure_class, str(error)
         except (StageError, SandboxError, OSError):
             raise
         except Exception as error:  # noqa: BLE001 - the boundary to an agent's own code: what breaks there is its doing
@@ -213,9 +232,10 @@ async def _until_stopped(agent: Coroutine[Any, Any, tuple[str, str]], turns: Tur
         await asyncio.wait({running}, timeout=CANCEL_S)
 
 
-def _spec(environment: Environment, image: UnpackedImage, layers: list[Path], before: Restored | None) -> SandboxSpec:
+def _spec(environment: Environment, ground: Standing, before: Restored | None) -> SandboxSpec:
     return SandboxSpec(
-        image=image.root, env=image.env, layers=tuple(str(layer) for layer in layers), workspace=environment.workspace,
+        image=ground.image.root, env=ground.image.env, layers=tuple(str(layer) for layer in ground.layers),
+        workspace=environment.workspace,
         upper=None if before is None else str(before.upper), shell=None if before is None else before.record.shell,
         limits=LIMITS,
     )  # fmt: skip

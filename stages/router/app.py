@@ -210,7 +210,8 @@ class Service:
         return answer({**view, "fence": fence, "fleet": self._replicas.listing(), "members": self._members()})
 
     async def metrics(self, request: Request) -> Response:
-        return Response(render(self._router), media_type="text/plain; version=0.0.4")
+        text = render(self._router, self._replicas.pressure.readings, self._leasing.loads)
+        return Response(text, media_type="text/plain; version=0.0.4")
 
     async def healthz(self, request: Request) -> Response:
         return answer({"status": "ok", "epoch": self._router.epoch})

@@ -149,6 +149,14 @@ class Router:
         """
         await self._in_time(self.journal.settled())
 
+    async def durable(self, event: asyncio.Future[Any]) -> Any:
+        """The reply of an event that was `put`, once it is durable.
+
+        Raises:
+            JournalError: see `submit`.
+        """
+        return await self._in_time(event)
+
     async def _in_time(self, durable: asyncio.Future[Any]) -> Any:
         while True:
             done, _ = await asyncio.wait([durable], timeout=STALL_CHECK_S)

@@ -62,6 +62,10 @@ class Leasing:
         self.hand_over = False
         """Whether workers are to give back what they hold now: the router goes, and comes again later."""
         self._gone: dict[str, None] = {}
+        self.run_room: Callable[[], int] = lambda: 1 << 30
+        """How many rollouts RUN may take more, by what the engines say of themselves."""
+        self.uneasy: Callable[[list[str]], tuple[list[str], list[str]]] = lambda rollouts: ([], [])
+        """Of these rollouts in RUN: whose session moves at its next turn, and whose replica is down."""
 
     def _check_epoch(self, epoch: int) -> None:
         if epoch != self._router.epoch:
@@ -83,7 +87,8 @@ class Leasing:
             if await has_left():
                 self._router.wake_leases()
                 return LeasesOut(self._router.epoch, [])
-            work = grants.choose(self._router.ledger, request.stage, request.free, frozenset(request.warm))
+            free = min(request.free, self.run_room()) if request.stage == RUN else request.free
+            work = grants.choose(self._router.ledger, request.stage, free, frozenset(request.warm))
             if work:
                 event = Leased(t=self._router.clock(), member=request.member, stage=request.stage, work=work)
                 granted: list[Lease] = await self._router.submit(event)
@@ -150,9 +155,12 @@ class Leasing:
         for lease in unknown:
             reasons.setdefault(lease, "the lease has ended")
         state = self._router.ledger.state
+        held = (state.leases.get(lease) for lease in renewed)
+        moved, lost = self.uneasy([lease.work for lease in held if lease is not None and lease.stage == RUN])
         return HeartbeatOut(
             self._router.epoch, [str(lease) for lease in renewed],
             [Revoked(str(lease), reason) for lease, reason in reasons.items()], self.hand_over, state.policy_version,
+            moved, lost,
         )  # fmt: skip
 
     async def commit(self, request: CommitsIn) -> CommitsOut:

@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from stages.ledger.outcomes import OUTCOMES
 from stages.router.core import Router
+from stages.router.readings import Reading
 from stages.router.views import stages_view
 
 
-def render(router: Router) -> str:
-    """The exposition, one scrape."""
-    return "\n".join(_lines(router)) + "\n"
+def render(
+    router: Router, readings: Mapping[str, Reading] | None = None, loads: Mapping[str, Mapping[str, Any]] | None = None
+) -> str:
+    """The exposition, one scrape.
+
+    Args:
+        router: whose ledger is told.
+        readings: the last look at each replica.
+        loads: what each worker said of itself at its last heartbeat.
+    """
+    return "\n".join([*_lines(router), *_fleet(readings or {}), *_workers(loads or {})]) + "\n"
+
+
+def _fleet(readings: Mapping[str, Reading]) -> Iterator[str]:
+    yield "# TYPE rollmill_prefix_cache_hit_ratio gauge"
+    for replica, reading in readings.items():
+        yield f'rollmill_prefix_cache_hit_ratio{{replica="{replica}"}} {reading.hit_ratio:g}'
+    yield "# TYPE rollmill_replica_kv_usage gauge"
+    for replica, reading in readings.items():
+        yield f'rollmill_replica_kv_usage{{replica="{replica}"}} {reading.kv_usage:g}'
+
+
+def _workers(loads: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """The worst of each stage: a worker's own label would be new with every incarnation."""
+    worst: dict[str, float] = {}
+    for member, load in loads.items():
+        stage = member.partition("-")[0]
+        worst[stage] = max(worst.get(stage, 0.0), float(load.get("loop_lag_s", 0.0)))
+    yield "# TYPE rollmill_worker_loop_lag_seconds gauge"
+    for stage, lag_s in worst.items():
+        yield f'rollmill_worker_loop_lag_seconds{{stage="{stage}"}} {lag_s:g}'
 
 
 def _lines(router: Router) -> Iterator[str]:

@@ -5,37 +5,77 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, Literal
+
+import msgspec
 
 from stages.errors import ServiceError
-from stages.ledger.events import PolicyChanged, ReplicaChanged, SessionClosed, SessionOpened
-from stages.ledger.fleet import DOWN, READY, Session
+from stages.ledger.events import ReplicaChanged, SessionClosed, SessionOpened
+from stages.ledger.fleet import DOWN, READY, Replica, Session, Way
 from stages.ledger.state import LEASED, RUN
 from stages.router.core import Router
+from stages.router.flow import Flow
+from stages.router.policy import PolicyKeeper
+from stages.router.readings import Pressure, Reading
 from stages.wire import PolicyIn, ReplicaIn, SessionIn, SessionOut
 
 PROBE_S: Final = 1.0
+READ_S: Final = 2.0
+READS_AT_ONCE: Final = 16
+"""Looks at /metrics that are under way together, so that a large fleet is read in a trickle."""
 FAILURES_TO_EJECT: Final = 2
 SESSION_WAIT_S: Final = 10.0
 """How long a session request waits for a ready replica before 503 tells the worker to ask again."""
 
 Probe = Callable[[str], Awaitable[bool]]
+Read = Callable[[str], Awaitable[Reading | None]]
+
+
+class FleetRules(msgspec.Struct, frozen=True, kw_only=True):
+    """How the fleet is used; the keys of `fleet.*` say the same."""
+
+    way: Way = "sticky"
+    kv_gate: float = 0.9
+    move_above: float = 0.0
+    sync: Literal["together", "rolling"] = "together"
+    steer: bool = True
+
+
+async def _nothing(url: str) -> Reading | None:
+    return None
 
 
 class Replicas:
-    """Answers for the fleet on behalf of the router. `probe` asks one replica's URL whether it is healthy."""
+    """Answers for the fleet on behalf of the router.
 
-    def __init__(self, router: Router, probe: Probe) -> None:
-        self._router, self._probe = router, probe
+    Args:
+        router: whose ledger knows the fleet.
+        probe: asks one replica's URL whether it is healthy.
+        read: asks one replica's URL for its figures; None where it has none.
+        rules: how the fleet is used.
+    """
+
+    def __init__(self, router: Router, probe: Probe, read: Read = _nothing, rules: FleetRules | None = None) -> None:
+        self._router, self._probe, self._read = router, probe, read
+        self.rules = rules or FleetRules()
+        self.policy: PolicyKeeper | None = None
+        self.pressure = Pressure(self.rules.kv_gate)
+        self.flow = Flow()
         self._failures: dict[str, int] = {}
+        self._asked: dict[str, float] = {}
+        self._moving: set[str] = set()
+        self._catching_up: dict[str, asyncio.Task[None]] = {}
 
     def listing(self) -> list[dict[str, Any]]:
         """All replicas, as status shows them."""
+        readings, over = self.pressure.readings, self.pressure.over(time.monotonic())
         return [
             {
                 "id": r.id, "url": r.url, "model": r.model, "capacity": r.capacity, "state": r.health,
                 "sessions": r.in_flight, "sessions_total": r.sessions_total, "reason": r.reason or None,
+                "version": r.version, "kv_usage": readings[r.id].kv_usage if r.id in readings else None,
+                "over": r.id in over,
             }
             for r in self._router.ledger.state.fleet.replicas.values()
         ]  # fmt: skip
@@ -52,10 +92,19 @@ class Replicas:
             t=self._router.clock(), replica=replica_id, change="join", url=request.url.rstrip("/"), model=request.model,
             capacity=request.capacity,
         )  # fmt: skip
-        await self._router.submit(event)
+        joined = self._router.put(event)
         self._failures.pop(replica_id, None)
-        self._router.waiters.wake("replica", 1 << 30)
+        replica = self._router.ledger.state.fleet.replicas[replica_id]
+        if self.policy is not None and self.policy.must_wait(replica):
+            await self._change(replica_id, "down", "has not loaded the current policy version yet")
+            self._catch_up(replica)
+        await joined
+        self.woken()
         return {"id": replica_id}
+
+    def woken(self) -> None:
+        """A replica may have become ready: whoever waits for one looks again."""
+        self._router.waiters.wake("replica", 1 << 30)
 
     async def leave(self, replica_id: str) -> dict[str, Any]:
         """Drain: no new sessions; gone when the last one ends."""
@@ -81,25 +130,54 @@ class Replicas:
             await self._probe_one(request.failed)
         while True:
             self._check_attempt(request)
-            fleet = self._router.ledger.state.fleet
-            session = fleet.usable(request.rollout_id, request.attempt)
-            if session is None and (replica_id := fleet.choose()) is not None:
+            session = self._kept(request)
+            if session is None and (replica_id := self._choose(request)) is not None:
                 event = SessionOpened(
                     t=self._router.clock(), rollout_id=request.rollout_id, attempt=request.attempt, replica=replica_id
                 )
-                session = await self._router.submit(event)
+                opened = self._router.put(event)
+                self.pressure.opened(replica_id)
+                self._moving.discard(request.rollout_id)
+                session = await self._router.durable(opened)
             if session is not None:
+                self._asked[request.rollout_id] = time.monotonic()
                 return self._answer(session)
             left_s = until - time.monotonic()
             if left_s <= 0 or self._router.stopping or not await self._router.waiters.wait("replica", left_s):
                 raise ServiceError(503, "no_replica", "no replica of the fleet is ready; ask again", retry_after_s=1)
+
+    def _kept(self, request: SessionIn) -> Session | None:
+        """The session that the attempt goes on with, if it may stay where it is."""
+        session = self._router.ledger.state.fleet.usable(request.rollout_id, request.attempt)
+        if session is None or self.rules.way == "round_robin":
+            return None
+        left = request.rollout_id in self._moving
+        if request.failed == session.replica and self.policy is not None:
+            # Aborted by a swap, where others serve meanwhile: it goes on with one of them.
+            left = left or self.policy.syncing.get(session.replica) == "abort"
+        return None if left else session
+
+    def _choose(self, request: SessionIn) -> str | None:
+        state = self._router.ledger.state
+        avoid = self.pressure.avoided(time.monotonic())
+        if self.policy is not None and self.policy.syncing:
+            avoid = avoid | self.policy.syncing.keys()
+        key = ""
+        if self.rules.way == "prefix_hash":
+            # Rollouts of one task begin with the same prompt.
+            key = state.groups[state.rollouts[request.rollout_id].group].payload
+        return state.fleet.choose(avoid, way=self.rules.way, key=key)
 
     def _answer(self, session: Session) -> SessionOut:
         state = self._router.ledger.state
         replica = state.fleet.replicas.get(session.replica)
         if replica is None:
             raise ServiceError(503, "no_replica", "the replica has just left; ask again", retry_after_s=0)
-        return SessionOut(str(session.id), replica.id, replica.url, state.policy_version)
+        weights = state.fleet.weights
+        return SessionOut(
+            str(session.id), replica.id, replica.url, state.policy_version, self.rules.way == "round_robin",
+            state.rules.session_idle_s / 2, None if weights is None else weights.adapter,
+        )  # fmt: skip
 
     def _check_attempt(self, request: SessionIn) -> None:
         rollout = self._router.ledger.state.rollouts.get(request.rollout_id)
@@ -117,22 +195,48 @@ class Replicas:
         return {"session_id": session_id, "state": "closed"}
 
     async def set_policy(self, request: PolicyIn) -> dict[str, Any]:
-        """Take note of the trainer's new version; pushing weights to the fleet is not built yet."""
-        current = self._router.ledger.state.policy_version
-        if request.version <= current:
-            raise ServiceError(409, "not_newer", f"version: {request.version} is not above the current {current}")
-        if request.weights_path is not None:
-            raise ServiceError(501, "not_built", "weights_path: loading weights is not built yet; give null")
-        event = PolicyChanged(t=self._router.clock(), version=request.version, mode=request.mode)
-        await self._router.submit(event)
-        return {"version": request.version, "replicas": self.policy_view()}
+        """Make a version current on the whole fleet; see PolicyKeeper."""
+        assert self.policy is not None
+        await self.policy.set(request)
+        return {"version": self._router.ledger.state.policy_version, "replicas": self.policy_view()}
+
+    def uneasy(self, rollouts: list[str]) -> tuple[list[str], list[str]]:
+        """Of these rollouts in RUN: whose session moves at its next turn, and whose replica is down."""
+        fleet = self._router.ledger.state.fleet
+        lost = []
+        for rollout_id in rollouts:
+            session = fleet.sessions.get(rollout_id)
+            if session is not None and fleet.usable(rollout_id, session.attempt) is None:
+                lost.append(rollout_id)
+        return [rollout_id for rollout_id in rollouts if rollout_id in self._moving], lost
+
+    def run_room(self) -> int:
+        """How many rollouts RUN may take more."""
+        if not self.rules.steer or self.flow.limit is None:
+            return 1 << 30
+        return self.flow.room(self._running())
+
+    def _running(self) -> int:
+        return sum(lease.stage == RUN for lease in self._router.ledger.state.leases.values())
+
+    # -- watching -----------------------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """Probe every replica about once a second; ends by cancellation."""
-        while True:
-            await asyncio.sleep(PROBE_S)
-            replicas = list(self._router.ledger.state.fleet.replicas)
-            await asyncio.gather(*(self._probe_one(replica_id) for replica_id in replicas))
+        """Probe every replica about once a second and read its figures every other; ends by cancellation."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                if self.policy is not None:
+                    tasks.create_task(self.policy.finish_pending(), name="pending policy")
+                tasks.create_task(_every(READ_S, self.look), name="readings")
+                tasks.create_task(_every(PROBE_S, self._probe_all), name="health")
+        finally:
+            for task in self._catching_up.values():
+                task.cancel()
+
+    async def _probe_all(self) -> None:
+        replicas = list(self._router.ledger.state.fleet.replicas)
+        await asyncio.gather(*(self._probe_one(replica_id) for replica_id in replicas))
+        await self._close_idle()
 
     async def _probe_one(self, replica_id: str) -> None:
         replica = self._router.ledger.state.fleet.replicas.get(replica_id)
@@ -142,7 +246,57 @@ class Replicas:
         failures = 0 if healthy else self._failures.get(replica_id, 0) + 1
         self._failures[replica_id] = failures
         if healthy and replica.health == DOWN:
+            if self.policy is not None and self.policy.must_wait(replica):
+                self._catch_up(replica)
+                return
             await self._change(replica_id, "ready", "")
-            self._router.waiters.wake("replica", 1 << 30)
+            self.woken()
         elif failures >= FAILURES_TO_EJECT and replica.health == READY:
             await self._change(replica_id, "down", f"{failures} probes of {replica.url}/health failed")
+
+    def _catch_up(self, replica: Replica) -> None:
+        """Beside the probes: loading weights takes as long as it takes."""
+        assert self.policy is not None
+        if replica.id not in self._catching_up:
+            task = asyncio.create_task(self.policy.catch_up(replica), name=f"catch up {replica.id}")
+            self._catching_up[replica.id] = task
+            task.add_done_callback(lambda _: self._catching_up.pop(replica.id, None))
+
+    async def look(self) -> None:
+        """Read every replica's figures once, and draw the consequences."""
+        fleet, gate = self._router.ledger.state.fleet, asyncio.Semaphore(READS_AT_ONCE)
+        self.pressure.forget(self.pressure.readings.keys() - fleet.replicas.keys())
+
+        async def one(replica: Replica) -> tuple[str, Reading] | None:
+            async with gate:
+                reading = await self._read(replica.url)
+            return None if reading is None else (replica.id, reading)
+
+        found = await asyncio.gather(*(one(r) for r in list(fleet.replicas.values()) if r.health != DOWN))
+        readings = dict(pair for pair in found if pair is not None)
+        now = time.monotonic()
+        for replica_id, reading in readings.items():
+            replica = fleet.replicas.get(replica_id)
+            if replica is not None:
+                self.pressure.read(replica_id, reading, replica.in_flight, now)
+        if self.rules.steer:
+            queued = len(self._router.ledger.queues.by_stage[RUN])
+            if self.flow.look(readings, self._running(), queued) == "grow":
+                self._router.wake_leases()
+        if self.rules.move_above > 0:
+            self._moving = set(fleet.to_move(self.rules.move_above, self.pressure.over(now)))
+
+    async def _close_idle(self) -> None:
+        """Close sessions of which nothing was heard for the idle time; who still has one asks again by then."""
+        state, now = self._router.ledger.state, time.monotonic()
+        for rollout_id in self._asked.keys() - state.fleet.sessions.keys():
+            del self._asked[rollout_id]
+        for rollout_id, session in list(state.fleet.sessions.items()):
+            if now - self._asked.setdefault(rollout_id, now) > state.rules.session_idle_s:
+                await self._router.submit(SessionClosed(t=self._router.clock(), session=session.id))
+
+
+async def _every(period_s: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    while True:
+        await asyncio.sleep(period_s)
+        await work()

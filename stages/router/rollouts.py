@@ -17,7 +17,6 @@ from stages.protocols import Row
 from stages.router.core import Router
 from stages.router.places import group_name
 from stages.router.served import ServedTask
-from stages.shards.reader import read_row_json
 from stages.trajectory import Sampling
 from stages.wire import GroupOut, RolloutsIn, RolloutsOut
 
@@ -44,6 +43,7 @@ class Rollouts:
 
     def __init__(self, router: Router, served: ServedTask, sampling: Sampling, max_open: int) -> None:
         self._router, self._served, self._sampling, self._max_open = router, served, sampling, max_open
+        self.check_callback: Callable[[str | None], None] = lambda url: None
 
     async def submit(self, request: RolloutsIn, key: str | None, body: bytes) -> RolloutsOut:
         """Accept tasks; the answer comes when they are durable. With a key, the same body is accepted once."""
@@ -64,7 +64,8 @@ class Rollouts:
         event = Submitted(
             t=self._router.clock(), groups=groups, n=request.group_size, tag=request.tag, priority=request.priority,
             sampling=sampling, deadline_s=request.deadline_s, min_usable=request.min_usable,
-            max_lag=request.policy.max_lag if request.policy else None, key=key, body_digest=digest,
+            max_lag=request.policy.max_lag if request.policy else None, callback_url=request.callback_url, key=key,
+            body_digest=digest,
         )  # fmt: skip
         accepted = await self._router.submit(event)
         return RolloutsOut([GroupOut(*group) for group in accepted])
@@ -103,8 +104,7 @@ class Rollouts:
         if request.min_usable is not None and request.min_usable > request.group_size:
             message = f"min_usable: {request.min_usable} is more than group_size {request.group_size}"
             raise ServiceError(400, "invalid", message)
-        if request.callback_url is not None:
-            raise ServiceError(501, "not_built", "callback_url: callbacks are not built yet; poll /v1/results")
+        self.check_callback(request.callback_url)
         state = self._router.ledger.state
         wanted, open_now = len(request.tasks) * request.group_size, len(state.rollouts)
         if state.draining:
@@ -198,6 +198,8 @@ class Rollouts:
         if view["row"] is None:
             raise ServiceError(404, "no_row", f"rollout {rollout_id!r} has no row: it is {view['state']}")
         published = await self._published(rollout_id, self._router.publisher.seq_of_rollout)
+        from stages.shards.reader import read_row_json  # brings pyarrow along, for which no router's start waits
+
         return await asyncio.to_thread(read_row_json, self._router.layout.root, published)
 
 

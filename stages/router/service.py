@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
-from stages import beacon, control
+from stages import beacon, control, sharedfs
 from stages.beacon import Beacon
+from stages.engine_control import EngineControl, EngineControlError
 from stages.errors import FencedError
 from stages.http import InvalidURL, TransportError, make_client
 from stages.identity import here, slurm_job_id
@@ -25,7 +26,9 @@ from stages.router.app import Service, create_app
 from stages.router.auth import Tokens
 from stages.router.core import Router
 from stages.router.leasing import Budgets, Leasing
-from stages.router.replicas import Probe, Replicas
+from stages.router.policy import PolicyKeeper
+from stages.router.readings import Reading, reading_of
+from stages.router.replicas import FleetRules, Probe, Read, Replicas
 from stages.router.rollouts import Rollouts
 from stages.router.served import ServedTask
 from stages.trajectory import Sampling
@@ -48,6 +51,7 @@ class RouterOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_open: int
     host: str = "127.0.0.1"
     stall_s: float = STALL_S
+    fleet: FleetRules = FleetRules()
 
 
 @contextlib.asynccontextmanager
@@ -74,9 +78,10 @@ async def serve(layout: RunLayout, served: ServedTask, options: RouterOptions, s
     node = here().node
     async with (
         health_probe() as probe,
+        EngineControl(api_key=await asyncio.to_thread(_engine_key, layout)) as engines,
         Router.opened(layout, options.run_id, options.rules, node, stall_s=options.stall_s) as router,
     ):
-        service = _service(router, served, options, probe)
+        service = _service(router, served, options, probe, engines)
         app = create_app(service.http, Tokens(layout))
         url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -111,10 +116,30 @@ class _Parts(msgspec.Struct, frozen=True):
     leasing: Leasing
 
 
-def _service(router: Router, served: ServedTask, options: RouterOptions, probe: Probe) -> _Parts:
+def _engine_key(layout: RunLayout) -> str | None:
+    path = layout.engine_token
+    return sharedfs.read_bytes(path).decode().strip() if sharedfs.exists(path) else None
+
+
+def _reader(engines: EngineControl) -> Read:
+    async def read(url: str) -> Reading | None:
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                return reading_of(await engines.metrics(url))
+        except (EngineControlError, TimeoutError):
+            return None
+
+    return read
+
+
+def _service(
+    router: Router, served: ServedTask, options: RouterOptions, probe: Probe, engines: EngineControl
+) -> _Parts:
     rollouts = Rollouts(router, served, options.sampling, options.max_open)
     leasing = Leasing(router, served, options.sampling, options.budgets)
-    replicas = Replicas(router, probe)
+    replicas = Replicas(router, probe, _reader(engines), options.fleet)
+    replicas.policy = PolicyKeeper(router, engines, sync=options.fleet.sync, woken=replicas.woken)
+    leasing.run_room, leasing.uneasy = replicas.run_room, replicas.uneasy
     return _Parts(Service(router, rollouts, leasing, replicas, _members(router, leasing)), replicas, leasing)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,8 +13,19 @@ from stages.shards.rows import ShardRow
 
 _GROUP_BYTES = 64 << 20
 
+_NUMBERS = ("token_ids.list.element", "logprobs.list.element")
+COMPRESSED: Final[dict[str, Any]] = {
+    "compression": "zstd",
+    "use_dictionary": [
+        "run_id", "group_id", "task_id", "tag", "workflow", "task", "agent", "model", "model_digest",
+        "tokenizer_digest", "template_digest", "status", "grading", "logprobs_mode",
+    ],
+    "column_encoding": dict.fromkeys(_NUMBERS, "BYTE_STREAM_SPLIT"),
+}  # fmt: skip
+"""Options of the writer. Log-probs and token ids have bytes that compress and bytes that do not: they are split."""
 
-class _Sink:
+
+class Sink:
     """What pyarrow needs of a file object, on an AppendFile."""
 
     closed = False
@@ -22,16 +34,19 @@ class _Sink:
         self._file = file
 
     def write(self, data: bytes) -> int:
+        """Append; raises what AppendFile raises."""
         self._file.append(data)
         return len(data)
 
     def tell(self) -> int:
+        """Bytes so far."""
         return self._file.length
 
     def flush(self) -> None:
         """Nothing is buffered here; the owner of the file syncs it."""
 
     def close(self) -> None:
+        """The file itself stays open for its owner."""
         self.closed = True
 
 
@@ -40,7 +55,7 @@ def write_parquet(rows: Iterable[ShardRow], file: sharedfs.AppendFile, schema: p
 
     A column of a row's shard that `schema` has not is dropped; all else keeps its type.
     """
-    with pq.ParquetWriter(_Sink(file), schema, compression="zstd") as writer:
+    with pq.ParquetWriter(Sink(file), schema, **COMPRESSED) as writer:
         waiting: list[pa.RecordBatch] = []
         size = 0
         for row in rows:

@@ -19,6 +19,7 @@ from stages.layout import RunLayout
 from stages.shards.index import GroupLine, IndexFollower, IndexLine, RowsLine, line_from
 from stages.shards.mapped import MappedBatches
 from stages.shards.rows import ShardGroup, ShardRow, row_to_json
+from stages.shards.sealed import SealedBatches
 
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 2.0
@@ -32,6 +33,8 @@ class ShardReader:
         after: give only what has a higher seq.
         follow: go on for ever, until `stop`, instead of ending with what is committed now.
         tag: give only rollouts and groups of this tag.
+        rank, world_size: give only whole groups, each to one of `world_size` readers: the n-th group of the index (of
+            this tag) goes to rank n modulo `world_size`, in every reader and after every restart alike.
         visibility_s: how long a committed range may stay invisible here before that is an error.
     """
 
@@ -42,18 +45,25 @@ class ShardReader:
         follow: bool = False,
         tag: str | None = None,
         *,
+        rank: int = 0,
+        world_size: int = 1,
         visibility_s: float = 60.0,
     ) -> None:
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank {rank} of world_size {world_size}: give 0 <= rank < world_size")
         self.run_dir = Path(run_dir)
         self.seq = after
         self.follow = follow
         self.tag = tag
+        self.rank, self.world_size = rank, world_size
         self.visibility_s = visibility_s
         self._layout = RunLayout(self.run_dir)
-        self._batches = MappedBatches()
+        self._batches = MappedBatches(self._layout)
+        self._sealed = SealedBatches(self._layout)
         self._stopped = threading.Event()
         self._lookup: IndexFollower | None = None
         self._lines: dict[str, RowsLine] = {}
+        self._ordinals: dict[str, int] = {}
 
     def __iter__(self) -> Iterator[ShardRow]:
         """Rollouts after `seq` in order. `seq` rises with what was given out: make a new reader with it to resume.
@@ -62,8 +72,13 @@ class ShardReader:
             ShardError: a committed range did not become readable in time, or the index is damaged.
             SchemaError: a file is of a newer schema than this reader knows.
         """
-        for line in self._follow_lines(self.seq):
-            if isinstance(line, RowsLine) and self._wanted(line):
+        # Whose turn a group is depends on all groups before it, so ranks read the index from its start.
+        after, start = self.seq, 0 if self.world_size > 1 else self.seq
+        for line in self._follow_lines(start):
+            wanted = self._wanted(line)
+            if line.seq <= after:
+                continue
+            if isinstance(line, RowsLine) and wanted:
                 row = self.read(line)
                 self.seq = line.seq
                 yield row
@@ -80,10 +95,11 @@ class ShardReader:
         waiting: dict[str, dict[str, RowsLine]] = {}
         for line in self._follow_lines(0):
             if isinstance(line, RowsLine):
+                self._wanted(line)  # counts its group
                 waiting.setdefault(line.group_id, {})[line.rollout_id] = line
                 continue
             lines = waiting.pop(line.group_id, {})
-            if line.seq > after and self._wanted(line):
+            if self._wanted(line) and line.seq > after:
                 rows = tuple(self.read(lines[name]) for name in line.rollout_ids if name in lines)
                 self.seq = line.seq
                 yield ShardGroup(line, rows)
@@ -101,17 +117,22 @@ class ShardReader:
         """The rollout that an index line names, waited for up to `visibility_s`; raises what iteration raises."""
         if line.shard is None or line.offset is None or line.length is None or line.crc32 is None:
             return ShardRow(line, None)
-        path = self._layout.resolve(line.shard)
+        if self._sealed.hold(line.shard):
+            return ShardRow(line, *self._sealed.read(line.seq, line.rollout_id))
         deadline, pause = time.monotonic() + self.visibility_s, ranges.FIRST_PAUSE_S
         while True:
             try:
-                return ShardRow(line, self._batches.read(path, line.offset, line.length, line.crc32, line.rollout_id))
+                place = self._batches.read(line.shard, line.offset, line.length, line.crc32, line.rollout_id)
+                return ShardRow(line, *place)
             except ranges.NotYetError as error:
+                self._sealed.refresh()
+                if self._sealed.hold(line.shard):  # compacted since this reader began
+                    return ShardRow(line, *self._sealed.read(line.seq, line.rollout_id))
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise ranges.gave_up(error, self.visibility_s) from error
             if self._stopped.wait(min(pause, left)):
-                raise ShardError(f"{path}: reader stopped while waiting for bytes {line.offset}+{line.length}")
+                raise ShardError(f"{line.shard}: reader stopped while waiting for bytes {line.offset}+{line.length}")
             pause = min(pause * 2, _LONGEST_PAUSE_S)
 
     def stop(self) -> None:
@@ -122,6 +143,7 @@ class ShardReader:
         """Stop, and let go of the mapped files; rows that were given out stay readable."""
         self.stop()
         self._batches.close()
+        self._sealed.close()
 
     def __enter__(self) -> ShardReader:
         return self
@@ -130,7 +152,11 @@ class ShardReader:
         self.close()
 
     def _wanted(self, line: RowsLine | GroupLine) -> bool:
-        return self.tag is None or line.tag == self.tag
+        if self.tag is not None and line.tag != self.tag:
+            return False
+        if self.world_size == 1:
+            return True
+        return self._ordinals.setdefault(line.group_id, len(self._ordinals)) % self.world_size == self.rank
 
     def _follow_lines(self, after: int) -> Iterator[IndexLine]:
         """Index lines in order; with `follow` it waits 0.2 s, rising to 2 s, while nothing comes."""

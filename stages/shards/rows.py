@@ -55,7 +55,6 @@ class ChainView(Mapping[str, Any]):
         return self._batch.column(name)[self._number].values
 
 
-@dataclass(frozen=True)
 class ShardRow(Mapping[str, Any]):
     """One committed rollout: `line` from the index, `batch` with one Arrow row a chain.
 
@@ -63,8 +62,16 @@ class ShardRow(Mapping[str, Any]):
     chains; its mapping holds what the index line says.
     """
 
-    line: RowsLine
-    batch: pa.RecordBatch | None
+    __slots__ = ("_count", "_start", "_whole", "line")
+
+    def __init__(self, line: RowsLine, whole: pa.RecordBatch | None, start: int = 0, count: int = 0) -> None:
+        self.line = line
+        self._whole, self._start, self._count = whole, start, count
+
+    @property
+    def batch(self) -> pa.RecordBatch | None:
+        """The rollout's own rows, sliced without copying from the batch that was committed."""
+        return None if self._whole is None else self._whole.slice(self._start, self._count)
 
     @property
     def seq(self) -> int:
@@ -79,26 +86,24 @@ class ShardRow(Mapping[str, Any]):
     @property
     def chains(self) -> tuple[ChainView, ...]:
         """Each token stream of the rollout, in order."""
-        if self.batch is None:
-            return ()
-        return tuple(ChainView(self.batch, number) for number in range(self.batch.num_rows))
+        return tuple(ChainView(self._whole, self._start + number) for number in range(self._count))
 
     def to_pydict(self) -> dict[str, Any]:
         """All columns of the first chain as Python values."""
         return dict(self)
 
     def __getitem__(self, name: str) -> Any:
-        if self.batch is None:
+        if self._whole is None:
             if name not in _INDEX_COLUMNS:
                 raise KeyError(name)
             return getattr(self.line, name)
-        return ChainView(self.batch, 0)[name]
+        return ChainView(self._whole, self._start)[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_INDEX_COLUMNS if self.batch is None else self.batch.schema.names)
+        return iter(_INDEX_COLUMNS if self._whole is None else self._whole.schema.names)
 
     def __len__(self) -> int:
-        return len(_INDEX_COLUMNS) if self.batch is None else int(self.batch.num_columns)
+        return len(_INDEX_COLUMNS) if self._whole is None else int(self._whole.num_columns)
 
 
 _INDEX_COLUMNS = (
@@ -134,6 +139,7 @@ def row_to_json(row: ShardRow) -> dict[str, Any]:
     `chains` then holds the chain columns of every chain, the first one's too.
     """
     result = chain_to_json(row)
-    if row.batch is not None and row.batch.num_rows > 1:
-        result["chains"] = [{name: _plain(chain[name]) for name in CHAIN_COLUMNS} for chain in row.chains]
+    chains = row.chains
+    if len(chains) > 1:
+        result["chains"] = [{name: _plain(chain[name]) for name in CHAIN_COLUMNS} for chain in chains]
     return result

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ from stages.shards.version import SCHEMA_VERSION, VERSION_KEY
 from stages.trajectory import Chain, Row, Trajectory
 
 _MICROSECONDS = 1_000_000
-_NO_CHAIN = Chain(prompt_length=0, token_ids=[], loss_mask=[], logprobs=[], policy_versions=[], turns=[])
+_NO_CHAIN = Chain.of(0, (), (), ())
 
 
 def _field(name: str, kind: pa.DataType, nullable: bool = False) -> pa.Field:
@@ -101,14 +102,20 @@ def min_policy_version(trajectory: Trajectory) -> int | None:
     return min((span.version for chain in trajectory.chains for span in chain.policy_versions), default=None)
 
 
+def _listed(lengths: Sequence[float]) -> str:
+    return f"({', '.join(f'{length:g}' for length in lengths)})"
+
+
 def check_row(row: Row) -> None:
-    """Raise ShardError unless the per-token lists of each chain have one length and its offsets lie inside it."""
+    """Raise ShardError unless the per-token arrays of each chain have one length and its offsets lie inside it."""
     for number, chain in enumerate(row.trajectory.chains):
-        lengths = (len(chain.token_ids), len(chain.loss_mask), len(chain.logprobs))
+        lengths = [len(packed(chain)) / size for size, packed in _TOKEN_COLUMNS.values()]
         where = f"rollout {row.rollout_id}, chain {number}"
         if len(set(lengths)) != 1:
-            raise ShardError(f"{where}: token_ids, loss_mask and logprobs have lengths {lengths}, not one length")
-        size = lengths[0]
+            raise ShardError(
+                f"{where}: token_ids, loss_mask and logprobs have lengths {_listed(lengths)}, not one length"
+            )
+        size = chain.length
         if not 0 <= chain.prompt_length <= size:
             raise ShardError(f"{where}: prompt_length {chain.prompt_length} is outside 0..{size}")
         spans = [(part.start, part.end) for part in chain.turns] + [(v.start, v.end) for v in chain.policy_versions]
@@ -153,24 +160,21 @@ _COLUMNS: dict[str, Callable[[Row, int, Chain], Any]] = {
 }
 """Columns whose value is not the row's attribute of the same name; the per-token lists and messages are apart."""
 
-_TOKEN_COLUMNS: dict[str, tuple[str, Callable[[Chain], Any]]] = {
-    "token_ids": ("i", lambda chain: chain.token_ids),
-    "loss_mask": ("B", lambda chain: chain.loss_mask),
-    "logprobs": ("f", lambda chain: chain.logprobs),
+_TOKEN_COLUMNS: dict[str, tuple[int, Callable[[Chain], bytes]]] = {
+    "token_ids": (4, lambda chain: chain.packed_ids),
+    "loss_mask": (1, lambda chain: chain.packed_mask),
+    "logprobs": (4, lambda chain: chain.packed_logprobs),
 }
-"""Column to its C type and its values."""
+"""Column to the bytes of one value and its packed values, which are the column's own layout: they are only joined."""
 
 
 def _token_lists(name: str, entries: Sequence[_Entry]) -> pa.Array:
-    """A per-token column. Through `array`, which reads lists of numbers several times as fast as Arrow's converter."""
-    code, values_of = _TOKEN_COLUMNS[name]
-    values: array[Any] = array(code)
-    offsets = array("i", [0])
-    for _, _, chain in entries:
-        values.extend(array(code, values_of(chain)))
-        offsets.append(len(values))
+    size, packed = _TOKEN_COLUMNS[name]
+    parts = [packed(chain) for _, _, chain in entries]
+    offsets = array("i", accumulate((len(part) // size for part in parts), initial=0))
     kind = SCHEMA.field(name).type
-    items = pa.Array.from_buffers(kind.value_type, len(values), [None, pa.py_buffer(values)])
+    values = pa.py_buffer(b"".join(parts))
+    items = pa.Array.from_buffers(kind.value_type, offsets[-1], [None, values])
     return pa.Array.from_buffers(kind, len(entries), [None, pa.py_buffer(offsets)], children=[items])
 
 

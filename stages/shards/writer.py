@@ -25,7 +25,7 @@ def write_schema(layout: RunLayout) -> None:
 
 
 def _weight(row: Row) -> int:
-    tokens = sum(len(chain.token_ids) for chain in row.trajectory.chains)
+    tokens = sum(chain.length for chain in row.trajectory.chains)
     text = sum(len(message.content) for message in row.trajectory.messages)
     return _TOKEN_BYTES * tokens + text + _ROW_BYTES
 
@@ -63,7 +63,7 @@ class ShardWriter:
         return await self._commits.append(row)
 
     def _pack(self, rows: Sequence[Row]) -> list[Block]:
-        data = bytes(schema.rows_to_batch(rows, messages=self._messages).serialize())
+        data = memoryview(schema.rows_to_batch(rows, messages=self._messages).serialize())
         if len(data) % 8:
             raise ShardError(f"a record batch of {len(data)} bytes is not 8-byte aligned")
         return [Block(data, len(rows))]

@@ -10,7 +10,7 @@ import pytest
 from tests.mutants import tried
 from tests.support.mutants import LEDGER, MUTANTS, REPOSITORY, SANDBOXES, STUCK, WORKERS, copy, run
 
-NUMBERS = (1, 2, 3, 4, 5, 6, 7, 8, 13, 17, 18, *range(19, 28), 28, 32, 33, 34, 35, 38, 39, 40)
+NUMBERS = (*range(1, 16), 17, 18, *range(19, 28), 28, 32, 33, 34, 35, 37, 38, 39, 40)
 
 
 def test_each_public_bug_has_a_test_and_a_mutant() -> None:

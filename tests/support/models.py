@@ -41,4 +41,4 @@ class ScriptedModel:
 
     def trajectory(self) -> Trajectory:
         """The messages, with one empty chain: verifiers of text look at nothing else."""
-        return Trajectory([Chain(0, [], [], [], [], [])], self.messages)
+        return Trajectory([Chain.of(0, (), (), ())], self.messages)

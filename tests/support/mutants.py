@@ -20,9 +20,14 @@ WORKERS = "tests/integration/test_parity_workers.py"
 SANDBOXES = "tests/integration/test_parity_sandboxes.py"
 KILL = "tests/unit/stages_files/test_parity_kill.py"
 STUCK = "tests/unit/launch/test_parity_stuck.py"
+FLEET = "tests/unit/router/test_parity_fleet.py"
+NODE = "tests/unit/sandbox/test_nodecache.py"
+PRUNE = "tests/unit/images/test_prune.py"
 ISOLATION = "tests/integration/sandbox/test_parity_isolation.py"
+LEFTOVERS = "tests/integration/sandbox/test_parity_leftovers.py"
 SLURM = "tests/unit/launch/slurm/test_parity_slurm.py"
 ANSWERS = "tests/unit/launch/slurm/test_parity_answers.py"
+ENGINES = "tests/unit/model/test_parity_engines.py"
 TIMEOUT_S = 60.0
 
 
@@ -44,6 +49,7 @@ class Mutant:
 
 BOOK, CLOSING, COMMITS = "stages/ledger/book.py", "stages/ledger/closing.py", "stages/ledger/commits.py"
 MACHINE, LAG = "stages/ledger/machine.py", "stages/ledger/lag.py"
+ASSIGNED = "stages/ledger/fleet.py"
 GRANTS, WORKER = "stages/ledger/grants.py", "stages/worker.py"
 
 MUTANTS = (
@@ -52,6 +58,21 @@ MUTANTS = (
         "        except Exception as error:  # a rollout's fault is data",
         "        except ZeroDivisionError as error:  # a rollout's fault is data",
         WORKERS, "b01 and eval",
+    ),
+    Mutant(
+        "b16_a_drip_has_all_the_time", "stages/engine_client.py",
+        "            async with asyncio.timeout(timeout_s):\n", "            async with asyncio.timeout(None):\n",
+        ENGINES, "b16_a_slow_drip",
+    ),
+    Mutant(
+        "b16_nobody_is_left_alone", "stages/model.py",
+        "pause_s = max(wait_s, asked_away_s)", "pause_s = wait_s", ENGINES, "b16_who_asks",
+    ),
+    Mutant(
+        "b29_prompts_are_encoded_again", "stages/model.py",
+        "            url, stream.ids, bounded,",
+        "            url, self._chat.encode(self._chat.decode(stream.ids)), bounded,",
+        ENGINES, "b29",
     ),
     Mutant(
         "b02_init_runs_ahead", GRANTS, "        if room <= 0:\n            break\n", "", LEDGER, "b02",
@@ -121,6 +142,46 @@ MUTANTS = (
         "b08_a_revoked_rollout_works_on", WORKER, "                    task.cancel()\n", "", SANDBOXES, "b08",
     ),
     Mutant(
+        "b07_a_hung_replica_is_waited_for", "stages/pools/sessions.py",
+        "        self._lost.set()\n", "        pass\n", FLEET, "b07",
+    ),
+    Mutant(
+        "b09_the_first_replica_gets_all", ASSIGNED,
+        "entry = (replica.load, replica.chosen,", "entry = (0.0, 0,", FLEET, "b09",
+    ),
+    Mutant(
+        "b10_a_prefix_is_the_name", ASSIGNED,
+        "session = self.sessions.pop(rollout_id, None)",
+        'session = self.sessions.pop(next((r for r in reversed(self.sessions) if r.startswith(rollout_id)), ""), None)',
+        FLEET, "b10",
+    ),
+    Mutant(
+        "b11_full_replicas_are_not_avoided", ASSIGNED,
+        "                if replica_id not in avoid:\n", "                if replica_id:\n", FLEET, "b11",
+    ),
+    Mutant(
+        "b11_old_sessions_stay", ASSIGNED, "        return moving\n", "        return []\n", FLEET, "b11",
+    ),
+    Mutant(
+        "b12_aborted_sessions_wait", "stages/router/replicas.py",
+        'self.policy.syncing.get(session.replica) == "abort"', "False", FLEET, "b12 and abort",
+    ),
+    Mutant(
+        "b12_rolling_is_all_at_once", "stages/router/policy.py",
+        'asyncio.Semaphore(1 if self._sync == "rolling" else', "asyncio.Semaphore(9 if self._sync else", FLEET, "b12",
+    ),
+    Mutant(
+        "b14_only_the_router_tells_its_lag", "stages/router/metrics.py",
+        "*_workers(loads or {})", "*_workers({})", FLEET, "b14",
+    ),
+    Mutant(
+        "b15_the_limit_stays_as_it_is", "launch/bodies.py", "    open_files.ensure()\n", "", FLEET, "b15",
+    ),
+    Mutant(
+        "b37_a_joiner_gets_all", ASSIGNED,
+        "entry = (replica.load, replica.chosen,", "entry = (0.0, -ord(replica.id[-1]),", FLEET, "b37",
+    ),
+    Mutant(
         "b13_each_rollout_for_itself", LAG,
         "    for rollout in _open(book, group):\n", '    for rollout in [book.state.rollouts[whose]]:\n',
         LEDGER, "b13",
@@ -142,6 +203,16 @@ MUTANTS = (
     Mutant(
         "b17_attempts_share_a_network", "sandbox/mountplan.py", '"--unshare-net", ', "",
         ISOLATION, "b17 and bubblewrap",
+    ),
+    Mutant(
+        "b17_an_unpacked_image_in_use_leaves", "sandbox/nodecache.py",
+        "        if lock is None:\n            return False\n",
+        "        lock = os.open(file, os.O_RDWR) if lock is None else lock\n", NODE, "in_use_never_leaves",
+    ),
+    Mutant(
+        "b17_a_layer_under_a_run_is_pruned", "stages/pruning.py",
+        "    since = min((use.since for use in using), default=now) - GRACE_S\n", "    since = now\n",
+        PRUNE, "may_use_goes",
     ),
     Mutant(
         "b18_a_helper_holds_the_workers_output", "sandbox/spawn_client.py",
@@ -215,7 +286,7 @@ MUTANTS = (
     ),
     Mutant(
         "b27_both_placements_stay", "launch/slurm/continuing.py",
-        "            await self._cancel(ids, pending_only=True)\n", "", SLURM, "b27_auto",
+        "            await self._cancel(rivals, pending_only=True)\n", "", SLURM, "b27_auto",
     ),
     Mutant(
         "b28_a_wrong_crc_passes", "stages/ranges.py", "    if actual != crc32:\n", "    if False:\n",
@@ -250,6 +321,11 @@ MUTANTS = (
     Mutant(
         "b35_apptainer_keeps_the_hosts_network", "sandbox/apptainer_plan.py", '"--net", "--network", "none", ', "",
         ISOLATION, "b35 and apptainer",
+    ),
+    Mutant(
+        "b36_what_outlives_its_spawner_stays", "sandbox/scratch.py",
+        "            end_carriers((path / OWNER).read_text())\n", "            (path / OWNER).read_text()\n", LEFTOVERS,
+        "b36 and none",
     ),
     Mutant(
         "b38_masked_rollouts_are_usable", CLOSING,

@@ -225,5 +225,5 @@ async def eval_pool(layout: RunLayout, *, member: str = "eval-1-toy") -> AsyncIt
 def toy_store(layout: RunLayout) -> LayerStore:
     """A layer store beside the run."""
     store = LayerStore(StoreLayout(layout.root.parent / "store"), layout.root.parent / "unpacked")
-    store.prepare()
+    store.prepare(layout.root)
     return store

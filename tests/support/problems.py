@@ -23,10 +23,12 @@ _TOTALS = {
     ),
     "test": (
         "import random\n\nMETADATA = {'author': 'us'}\n\n\ndef check(candidate):\n"
-        "    for bittern_in_the_test in ([], [1, 2], [5, -7, 9, 0]):\n"
-        "        assert candidate(bittern_in_the_test) == running_totals(bittern_in_the_test)\n"
-        "    for _ in range(20):\n        numbers = [random.randint(-99, 99) for _ in range(9)]\n"
-        "        assert candidate(numbers)[-1] == 2 * sum(numbers)\n"
+        "    bittern_in_the_test = [[], [1, 2], [5, -7, 9, 0]]\n"
+        "    for numbers, found in zip(bittern_in_the_test, map(candidate, bittern_in_the_test)):\n"
+        "        assert found == running_totals(numbers)\n"
+        "    drawn = [[random.randint(-99, 99) for _ in range(9)] for _ in range(20)]\n"
+        "    for numbers, found in zip(drawn, map(candidate, drawn)):\n"
+        "        assert found[-1] == 2 * sum(numbers)\n"
     ),
 }  # fmt: skip
 _WORDS = {

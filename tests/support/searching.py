@@ -4,11 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from sandbox.protocols import Sandbox
 from stages.protocols import Limits, Model, Row, Task
+from stages.shards import ShardReader
 from stages.trajectory import Message
+
+
+def nothing_is_left_of(words: Sequence[str], run_dir: Path) -> None:
+    """Searchers have found none of the words, and neither hand-off nor logs nor stored messages hold one."""
+    rows = list(ShardReader(run_dir))
+    assert rows
+    for row in rows:
+        (said,) = [message for message in json.loads(row["messages"]) if message["role"] == "assistant"]
+        assert json.loads(said["content"]) == []
+        assert not any(word in row["messages"] for word in words)
+    logs = [path for path in (run_dir / "logs").rglob("*") if path.is_file()]
+    assert logs
+    for path in (*logs, *(run_dir / "handoff").glob("*")):
+        assert not any(word.encode() in path.read_bytes() for word in words), path
 
 
 class Searcher:
@@ -33,13 +49,13 @@ class Searcher:
             "process": Path("/proc/self/environ").read_bytes().decode(errors="replace"),
         }  # fmt: skip
         found = [f"{place}: {word}" for place, text in outside.items() for word in self._words if word in text]
-        for word in self._words:
-            pattern = f"[{word[0]}]{word[1:]}"
-            inside = await sandbox.shell.run(
-                f"grep -rlaI -- '{pattern}' / --exclude-dir=proc --exclude-dir=sys --exclude-dir=dev 2>/dev/null\n"
-                f"grep -la -- '{pattern}' /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null; true",
-                timeout_s=100,
-            )
-            assert not inside.timed_out
-            found += inside.output.split()
+        patterns = " ".join(f"-e '[{word[0]}]{word[1:]}'" for word in self._words)
+        inside = await sandbox.shell.run(
+            # /usr is the image's own but for /usr/local: gigabytes that were there before the row was read.
+            f"grep -rlaI {patterns} / /usr/local --exclude-dir={{proc,sys,dev,usr}} 2>/dev/null\n"
+            f"grep -la {patterns} /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null; true",
+            timeout_s=100,
+        )
+        assert not inside.timed_out
+        found += inside.output.split()
         model.say(messages=prompt, reply=Message("assistant", json.dumps(found)), tools=tools)

@@ -37,7 +37,11 @@ class Page:
     def __eq__(self, other):
         return isinstance(other, Page) and count(self.text) == count(other.text)
 '''
-FIXED = BASE.replace("key=counts.get)", "key=lambda word: (-counts[word], word))")
+FIXED = BASE.replace(
+    "key=counts.get)", "key=lambda dunlin_in_the_patch: (-counts[dunlin_in_the_patch], dunlin_in_the_patch))"
+)
+SECRETS = ("dunlin_in_the_patch", "godwit_in_the_tests", "test_top_is_told")
+"""Names that stand in private columns alone: of the patch, of the hidden tests, of one that they expect."""
 
 SEEN_TESTS = """import tally
 
@@ -67,7 +71,8 @@ def test_top_is_told(capsys):
 
 class TestEnds:
     def test_nothing(self):
-        if tally.top(""):
+        godwit_in_the_tests = tally.top("")
+        if godwit_in_the_tests:
             raise AssertionError
 '''
 )

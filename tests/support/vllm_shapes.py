@@ -64,6 +64,42 @@ COMPLETION = {
     "metrics": None,
 }
 
+CHAT = {
+    "id": str,
+    "object": str,
+    "created": int,
+    "model": str,
+    "choices": [
+        {
+            "index": int,
+            "message": {
+                "role": str,
+                "content": None,
+                "refusal": None,
+                "annotations": None,
+                "audio": None,
+                "function_call": None,
+                "tool_calls": [{"id": str, "type": str, "function": {"name": str, "arguments": str}}],
+                "reasoning": None,
+            },
+            "logprobs": {"content": [{"token": str, "logprob": float, "bytes": list, "top_logprobs": list}]},
+            "finish_reason": str,
+            "stop_reason": None,
+            "token_ids": [int],
+            "routed_experts": None,
+        }
+    ],
+    "service_tier": None,
+    "system_fingerprint": str,
+    "usage": {**USAGE, "prompt_tokens_details": {**USAGE["prompt_tokens_details"], "created_cache_tokens": int}},  # type: ignore[dict-item]
+    "prompt_logprobs": None,
+    "prompt_token_ids": [int],
+    "prompt_text": None,
+    "kv_transfer_params": None,
+    "ec_transfer_params": None,
+    "metrics": None,
+}
+
 
 def check_shape(found: Any, expected: Any, where: str = "$") -> None:
     """Same keys in the same order, same types; a list's items all have the one shape given."""

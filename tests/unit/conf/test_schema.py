@@ -251,7 +251,6 @@ def test_a_config_object_of_the_wrong_values_is_refused_too() -> None:
     ("text", "said"),
     [
         ("fleet: {policy: round_robin}", "fleet.policy=round_robin is not built yet"),
-        ("fleet: {name: vllm}", "fleet=vllm is not built yet"),
         ("compat: {prorl: true}", "compat.prorl=True is not built yet"),
     ],
 )

@@ -38,7 +38,7 @@ def make_layout(root: Path) -> RunLayout:
 
 def make_chain(tokens: int = 6, prompt: int = 2, version: int = 3) -> Chain:
     sampled = tokens - prompt
-    return Chain(
+    return Chain.of(
         prompt_length=prompt,
         token_ids=list(range(100, 100 + tokens)),
         loss_mask=[0] * prompt + [1] * sampled,
@@ -153,7 +153,7 @@ def chains(draw: st.DrawFn) -> Chain:
     size = len(tokens)
     cuts = sorted(draw(st.lists(st.integers(0, size), min_size=2, max_size=6)))
     spans = list(zip(cuts[::2], cuts[1::2], strict=False))
-    return Chain(
+    return Chain.of(
         prompt_length=draw(st.integers(0, size)),
         token_ids=tokens,
         loss_mask=draw(st.lists(st.integers(0, 1), min_size=size, max_size=size)),

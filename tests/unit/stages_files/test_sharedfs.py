@@ -142,3 +142,9 @@ def test_a_broken_file_takes_nothing_more(tmp_path: Path, fault: str) -> None:
             file.sync()
         assert file.broken
     assert b"more" not in (tmp_path / "x").read_bytes()
+
+
+def test_a_directory_that_cannot_be_made_is_one_error() -> None:
+    with pytest.raises(FileNotFoundError) as refused:
+        sharedfs.make_dirs(Path("/proc/rollmill-none/a/b"))
+    assert refused.value.filename == "/proc/rollmill-none"

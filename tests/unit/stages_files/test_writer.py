@@ -24,6 +24,7 @@ from stages.trajectory import Row, RowRange, Trajectory
 from tests.support.faults import FaultyFs
 from tests.unit.stages_files.samples import make_chain, make_layout, make_row, rows, write_rows
 
+CHAIN = ("prompt_length", "token_ids", "loss_mask", "logprobs", "policy_versions", "turns")
 GOLDEN = Path(__file__).with_name("schema-v1.txt")
 
 
@@ -42,7 +43,7 @@ def expected(row: Row, number: int) -> dict[str, Any]:
     for name in ("model", "trajectory"):
         del record[name]
     record |= msgspec.structs.asdict(row.model)
-    record |= {name: msgspec.to_builtins(getattr(chain, name)) for name in chain.__struct_fields__}
+    record |= {name: msgspec.to_builtins(getattr(chain, name)) for name in CHAIN}
     record |= {name: msgspec.to_builtins(getattr(row, name)) for name in ("sampling", "timing")}
     record |= {
         "chain": number,
@@ -160,11 +161,10 @@ def bad_rows() -> dict[str, tuple[Row, str]]:
         return make_row(1, [changed])
 
     return {
-        "lengths": (of(replace(chain, logprobs=[0.0])), r"lengths \(6, 6, 1\)"),
+        "lengths": (of(replace(chain, packed_logprobs=bytes(4))), r"lengths \(6, 6, 1\)"),
         "prompt": (of(replace(chain, prompt_length=7)), "prompt_length 7"),
         "turn": (of(replace(chain, turns=[replace(chain.turns[0], end=9)])), r"\[2, 9\)"),
-        "token": (of(replace(chain, token_ids=[2**31] * 6)), "rollouts .'r1'.*does not fit"),
-        "mask": (of(replace(chain, loss_mask=[256] * 6)), "rollouts .'r1'.*does not fit"),
+        "torn": (of(replace(chain, packed_ids=chain.packed_ids[:-1])), r"lengths \(5.75, 6, 6\)"),
         "text": (replace(make_row(1), nodes=[7]), "rollouts .'r1'.*does not fit"),
     }
 

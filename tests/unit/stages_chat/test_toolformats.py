@@ -1,0 +1,74 @@
+"""XML and Python-style tool calls: what reads, what is told to the model, and whose format a template teaches."""
+
+from __future__ import annotations
+
+import pytest
+
+from stages.toolformats import format_of, parse_calls
+
+XML = "<tool_call>\n<function=bash>\n<parameter=command>\n{}\n</parameter>\n</function>\n</tool_call>"
+
+
+def test_an_xml_call_keeps_its_text_and_the_thinking_before_it() -> None:
+    command = "echo '</parameter>' > a\n  <b>\n"
+    content, (call,) = parse_calls("<think>so</think>\n" + XML.format(command), "xml")
+    assert (content, call.name, call.arguments) == ("<think>so</think>", "bash", {"command": command})
+    assert call.error is None
+
+
+def test_xml_values_that_are_json_of_another_kind_are_taken_for_that() -> None:
+    text = '<tool_call><function=f><parameter=n>3</parameter><parameter=o>{"a": [1]}</parameter>'
+    text += '<parameter=s>"3"</parameter></function></tool_call>'
+    _, (call,) = parse_calls(text, "xml")
+    assert call.arguments == {"n": 3, "o": {"a": [1]}, "s": '"3"'}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("<tool_call><function=f>", "no </tool_call>"),
+        ("<tool_call>f()</tool_call>", "not one <function=NAME>"),
+        ("<tool_call><function=f>x</function></tool_call>", "other text"),
+        (XML.format("a").replace("</function>", "<parameter=command>b</parameter></function>"), "twice"),
+    ],
+)
+def test_xml_that_cannot_be_read_is_said_and_stays_in_the_content(text: str, reason: str) -> None:
+    content, (call,) = parse_calls(text, "xml")
+    assert content == text and call.error is not None and reason in call.error
+
+
+def test_python_calls_are_a_list_of_literals() -> None:
+    text = '<think>a</think>[bash(command="ls\\n", n=-1), other.f(x={"a": [True, None]})]'
+    content, calls = parse_calls(text, "python")
+    assert content == "<think>a</think>"
+    assert [(call.name, call.arguments) for call in calls] == [
+        ("bash", {"command": "ls\n", "n": -1}), ("other.f", {"x": {"a": [True, None]}}),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[bash('ls')]", "arguments need names"),
+        ("[bash(command=open('x'))]", "no literal"),
+        ("[bash(command=1), 2]", "something else than calls"),
+        ("[bash(command=", "no Python list"),
+        ("[f(a=b'x' + 1)]", "no literal"),
+    ],
+)  # fmt: skip
+def test_python_that_cannot_be_read_is_said_and_nothing_is_run(text: str, reason: str) -> None:
+    content, calls = parse_calls(text, "python")
+    assert content == text
+    assert any(call.error is not None and reason in call.error for call in calls)
+
+
+@pytest.mark.parametrize("form", ["hermes", "xml", "python"])
+def test_a_text_without_calls_is_content(form: str) -> None:
+    text = "The list is [1, 2] and f(x) is <b>."
+    assert parse_calls(text, form) == (text, ())  # type: ignore[arg-type]
+
+
+def test_a_template_tells_its_format() -> None:
+    assert format_of("... <function=example_function_name> ...") == "xml"
+    assert format_of("[func_name1(params_name1=params_value1)]") == "python"
+    assert format_of('<tool_call>\n{"name": ') == "hermes"
