@@ -44,7 +44,27 @@ def make_client(*, connections: int = 256, timeout_s: float = 60.0) -> httpx.Asy
     limits = httpx.Limits(
         max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=KEEP_ALIVE_S
     )
-    return httpx.AsyncClient(transport=AiohttpTransport(limits=limits), timeout=httpx.Timeout(timeout_s))
+    plain = AiohttpTransport(limits=limits, verify=False)  # nothing but http:// gets there
+    return httpx.AsyncClient(transport=plain, mounts={"https://": _Tls(limits)}, timeout=httpx.Timeout(timeout_s))
+
+
+class _Tls(httpx.AsyncBaseTransport):
+    """A transport that reads the certificates, which costs 0.15 s, when the first https:// address is called.
+
+    Most processes of a run never call one, and a job's start waits for all of them.
+    """
+
+    def __init__(self, limits: httpx.Limits) -> None:
+        self._limits = limits
+        self._made: AiohttpTransport | None = None
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self._made = self._made or AiohttpTransport(limits=self._limits, verify=True)
+        return await self._made.handle_async_request(request)
+
+    async def aclose(self) -> None:
+        if self._made is not None:
+            await self._made.aclose()
 
 
 class _Error(msgspec.Struct):
@@ -116,6 +136,7 @@ class RouterLink:
         headers: dict[str, str] | None = None,
         timeout_s: float = 30.0,
         patience_s: float | None = None,
+        final: frozenset[str] = FINAL_CODES,
     ) -> T:
         """One request, its answer decoded.
 
@@ -127,6 +148,7 @@ class RouterLink:
             headers: more headers.
             timeout_s: seconds for one try.
             patience_s: seconds for all tries.
+            final: codes of refusals that are not tried again.
 
         Raises:
             ServiceError: the router refused for good.
@@ -135,7 +157,9 @@ class RouterLink:
         until = time.monotonic() + (self._patience_s if patience_s is None else patience_s)
         while True:
             left_s = max(0.0, until - time.monotonic())
-            response = await self.request(method, path, body, headers=headers, timeout_s=timeout_s, patience_s=left_s)
+            response = await self.request(
+                method, path, body, headers=headers, timeout_s=timeout_s, patience_s=left_s, final=final
+            )
             if answer is bytes:
                 return response.content  # type: ignore[return-value]
             try:
@@ -154,6 +178,7 @@ class RouterLink:
         headers: dict[str, str] | None = None,
         timeout_s: float = 30.0,
         patience_s: float | None = None,
+        final: frozenset[str] = FINAL_CODES,
     ) -> httpx.Response:
         """Like `call`, giving the response itself."""
         patience_s = self._patience_s if patience_s is None else patience_s
@@ -181,7 +206,7 @@ class RouterLink:
                 # A request that names no epoch means the run, not the router that has lost it.
                 moved = failure.code == STALE_EPOCH and self._layout is not None and not _names_epoch(body)
                 retried = response.status_code in RETRIED_STATUS or dying or moved
-                if not retried or failure.code in FINAL_CODES:
+                if not retried or failure.code in final:
                     raise failure
                 if failure.code == "journal_stalled":
                     # The router lives and says so: that is not what the patience is for.
