@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(240, func_only=True))
+            item.add_marker(pytest.mark.timeout(480, func_only=True))
     left_out = [] if AS_ROOT else [item for item in items if item.get_closest_marker("root") is not None]
     if left_out:
         config.hook.pytest_deselected(items=left_out)

@@ -76,7 +76,7 @@ class ClusterRun:
         except FileNotFoundError:
             return ""
 
-    def await_state(self, *wanted: str, timeout_s: float = 150) -> None:
+    def await_state(self, *wanted: str, timeout_s: float = 300) -> None:
         """Wait for the summary of an end."""
         try:
             poll(lambda: self.state() in wanted, f"{self.place.name} is {' or '.join(wanted)}", timeout_s, 0.2)

@@ -29,14 +29,14 @@ def command(run_dir: Path, *overrides: str) -> list[str]:
     return [sys.executable, "-P", "-m", "launch", "experiment=demo", f"run_dir={run_dir}", *overrides]
 
 
-def run(run_dir: Path, *overrides: str, timeout_s: float = 150) -> subprocess.CompletedProcess[str]:
+def run(run_dir: Path, *overrides: str, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
     """Run to the end."""
     return subprocess.run(
         command(run_dir, *overrides), cwd=REPOSITORY, capture_output=True, text=True, timeout=timeout_s, check=False
     )
 
 
-def verb(name: str, run_dir: Path, *options: str, timeout_s: float = 150) -> subprocess.CompletedProcess[str]:
+def verb(name: str, run_dir: Path, *options: str, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
     """`rollmill NAME RUN_DIR`."""
     words = [sys.executable, "-P", "-m", "launch", name, str(run_dir), *options]
     return subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, timeout=timeout_s, check=False)
