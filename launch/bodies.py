@@ -88,12 +88,18 @@ async def router(context: Context) -> None:
         budgets=Budgets(config.budget.init_s, config.budget.run_s, config.budget.eval_s),
         max_open=config.admission.max_open,
         host=listen_address(config),
+        callbacks=tuple(config.callbacks.allow),
+        prorl=config.compat.prorl,
+        gym_row=wiring.gym_row() if config.compat.nemo_gym else None,
         fleet=FleetRules(
             way=config.fleet.policy,
             kv_gate=config.fleet.kv_gate,
             move_above=config.fleet.move_above,
             sync=config.fleet.sync,
             steer=config.pools.run.steer,
+            # Engines that are not ours run already; an agent that is handed the answers may need none.
+            hold=config.fleet.name != "external" and not agent.privileged,
+            allow_tied=config.fleet.name == "embedded",
         ),
     )
     stop = asyncio.Event()

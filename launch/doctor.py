@@ -135,7 +135,7 @@ def _fuse() -> Check:
     ok, said = _tried("fuse-overlayfs", "--version")
     device = os.access("/dev/fuse", os.R_OK | os.W_OK)
     found = said if not ok else "there" if device else "there, but /dev/fuse may not be opened"
-    ask = "the package fuse-overlayfs and /dev/fuse for everybody; only where the kernel's overlay does not work"
+    ask = "nothing: no sandbox uses it yet, each needs the kernel's overlay"
     return Check("fuse-overlayfs", ok and device, found, ask)
 
 
@@ -166,7 +166,7 @@ def _package(name: str) -> str:
 def _control_groups() -> Check:
     group = own_group(Path("/proc/self/cgroup").read_text(), _MOUNTS.read_text())
     ok, found = delegation(group)
-    ask = "nothing: a watchdog and resource limits hold the limits; delegated groups would hold them more exactly"
+    ask = "nothing: a watchdog and resource limits hold the limits; delegated groups are not used yet"
     return Check("cgroup delegation", ok, found, ask)
 
 
@@ -190,7 +190,14 @@ def _tried(*argv: str, cwd: Path | None = None) -> tuple[bool, str]:
         return False, f"{argv[0]} is not in PATH"
     try:
         done = subprocess.run(
-            argv, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+            argv,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=DEADLINE_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return False, str(error)

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from conf.schema import Config
-from launch import wiring
+from launch import evaluation, wiring
 from launch.bodies import node_scratch
 from launch.errors import Exit, LaunchError
 from launch.failures import describe
@@ -84,6 +84,10 @@ class Driver:
         self._stop = asyncio.Event()
         self._status: dict[str, Any] = {}
         self._began = time.monotonic()
+        self._report = ""
+        self._unready_at = 0.0
+        """Unix seconds of the last look that found no ready replica."""
+        self._away_at: float | None = None
         if not isinstance(kept, Supervisor):
             kept = Supervisor(layout, kept, attempt, self._progress.say)
         self._supervisor = kept
@@ -141,6 +145,8 @@ class Driver:
             raise KeyboardInterrupt
         summary = self._leave_summary("completed")
         print_summary(summary, self._layout.root)
+        if self._report:
+            sys.stdout.write(self._report)
         if summary["state"] == "completed":
             return Exit.DONE
         sys.stderr.write(f"rollmill: {summary['error']}\n")
@@ -167,18 +173,11 @@ class Driver:
 
     async def _work(self) -> None:
         """The workflow itself, beside a watcher that shows progress and ends what is stuck."""
-        task_ids = [row["task_id"] for row in wiring.build_task(self._config).rows()]
         async with AsyncRolloutClient(self._layout.root, patience_s=max(START_S, self._config.stuck_after_s)) as client:
             for url in self._config.fleet.urls:
                 await client.add_replica(url, model=self._config.fleet.model)
             watching = asyncio.create_task(self._watch(client), name="watch")
-            collecting = asyncio.create_task(
-                collect(
-                    client, task_ids, group_size=self._config.group_size, tag=self._config.tag,
-                    max_open=self._config.admission.max_open,
-                ),
-                name="collect",
-            )  # fmt: skip
+            collecting = asyncio.create_task(self._workflow(client), name=self._config.workflow.name)
             try:
                 await asyncio.wait({watching, collecting}, return_when=asyncio.FIRST_COMPLETED)
                 asked = control.pending(self._layout, "cancel") or control.pending(self._layout, "drain")
@@ -193,6 +192,20 @@ class Driver:
                 for task in (watching, collecting):
                     task.cancel()
                 await asyncio.gather(watching, collecting, return_exceptions=True)
+
+    async def _workflow(self, client: AsyncRolloutClient) -> None:
+        """What the run is for; serving lasts until the watcher finds that it was asked to end."""
+        config = self._config
+        if config.workflow.name == "serve":
+            await asyncio.Event().wait()
+        elif config.workflow.name == "evaluate":
+            report = await evaluation.evaluate_config(client, config, self._layout)
+            self._report = evaluation.table(report)
+        else:
+            task_ids = [row["task_id"] for row in wiring.build_task(config).rows()]
+            await collect(
+                client, task_ids, group_size=config.group_size, tag=config.tag, max_open=config.admission.max_open
+            )
 
     async def _look(self, client: AsyncRolloutClient) -> None:
         status = await client.status()
@@ -211,10 +224,32 @@ class Driver:
                 await self._look(client)
             if not self._status:
                 continue
-            await self._end_if_asked()
-            still_s = time.time() - max(self._status["last_progress"], self._manned_since())
+            if await self._is_over():
+                return
+            away_s = self._fleet_away_s()
+            since = max(self._status["last_progress"], self._manned_since(), self._unready_at)
+            still_s = time.time() - since
             if self._status["rollouts"]["open"] and still_s > self._config.stuck_after_s:
                 raise StuckError(f"nothing has progressed for {still_s:.0f} s: {_waits_for(self._status)}")
+            longest_s = max(self._config.stuck_after_s, self._config.fleet.start_s)
+            idle_s = time.time() - self._status["last_progress"]  # an agent that needs no model goes on without a fleet
+            if self._status["rollouts"]["open"] and min(away_s, idle_s) > longest_s:
+                raise StuckError(f"no replica was ready for {away_s:.0f} s: {_waits_for(self._status)}")
+
+    def _fleet_away_s(self) -> float:
+        """Seconds since when no replica of ours is ready; engines may load for longer than a run may stand still.
+
+        Where each component is a job of its own, the fleet's may wait for hours: it is away from its first word on.
+        """
+        fleet, now = self._status["fleet"], time.time()
+        queued = not fleet and self._config.placement.name in {"linked", "auto"}
+        if self._config.fleet.name == "external" or any(replica["state"] == "ready" for replica in fleet):
+            self._away_at = None
+            return 0.0
+        self._unready_at = now
+        if self._away_at is None or queued:
+            self._away_at = now
+        return now - self._away_at
 
     def _manned_since(self) -> float:
         """Unix seconds since when every pool has a worker: where each is a job of its own, one may wait for hours."""
@@ -225,18 +260,26 @@ class Driver:
             self._manned = time.time()
         return self._manned
 
-    async def _end_if_asked(self) -> None:
-        """End a run that cannot go on, and one that was cancelled or drained once nothing of it is under way."""
+    async def _is_over(self) -> bool:
+        """End a run that cannot go on, and one that was cancelled or drained once nothing of it is under way.
+
+        A service that a person drained, and that has nothing open, has done what it was for.
+        """
         broken = await asyncio.to_thread(control.message, self._layout, "fail")
         if broken is not None:
             raise BrokenRunError(broken)
         busy = sum(stage["leased"] for stage in self._status["stages"].values())
         if self._status["state"] != "draining" or busy:
-            return
+            return False
+        still_open = self._status["rollouts"]["open"]
         if not control.pending(self._layout, "cancel"):
+            by_person = await asyncio.to_thread(control.message, self._layout, "drain") != control.TOLD_BY_SLURM
+            if self._config.workflow.name == "serve" and by_person and not still_open and not self._stop.is_set():
+                return True
             raise Interrupted("requeued", Exit.REQUEUED)
-        if not self._status["rollouts"]["open"]:
+        if not still_open:
             raise Interrupted("cancelled", Exit.INTERRUPTED)
+        return False
 
 
 def _sweep(config: Config, layout: RunLayout) -> None:

@@ -28,6 +28,7 @@ def resolve(config: Config, *, cwd: Path, now: datetime, token: str) -> Config:
         task=task,
         agent=replace(config.agent, name=_own_name(config.agent)),
         fleet=replace(config.fleet, model=_model(config, cwd)),
+        evaluate=replace(config.evaluate, run_dir=_absolute_or_none(config.evaluate.run_dir, cwd)),
         import_path=[_absolute(path, cwd) for path in config.import_path],
     )
 

@@ -97,6 +97,10 @@ def act(config: Config) -> int:
     if config.action == "plan":
         sys.stdout.write(plan_text(config))
         return Exit.DONE
+    if config.workflow.name == "evaluate" and config.evaluate.run_dir is not None:
+        from launch.evaluation import evaluate_as_guest
+
+        return int(asyncio.run(evaluate_as_guest(config)))
     if config.placement.name == "local":
         from launch.local import run_local
 

@@ -55,6 +55,13 @@ def build_agent(config: Config, task: Task) -> Agent:
     return agent
 
 
+def gym_row() -> Any:
+    """What makes NeMo Gym's rows for the router's route of that contract."""
+    from workflows.export.nemo_gym import answer_row  # with pyarrow, for which no other process waits
+
+    return answer_row
+
+
 def _target(path: str) -> Any:
     module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(module), name)

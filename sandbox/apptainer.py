@@ -15,7 +15,6 @@ from sandbox.apptainer_plan import (
     ENDED,
     ENDING,
     FSTAB,
-    KERNEL_FILES,
     apptainer_argv,
     mounts,
 )
@@ -24,6 +23,7 @@ from sandbox.bubblewrap import BubblewrapGround
 from sandbox.errors import SandboxUnavailable
 from sandbox.ground import Entry, Ground
 from sandbox.hostroot import build_skeleton
+from sandbox.mountplan import KERNEL_FILES
 from sandbox.probe import probe_isolation, require_programs
 from sandbox.protocols import SandboxSpec
 from sandbox.pty_backend import PtyBackend

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sandbox.mountplan import MERGED, Overlay
+from sandbox.mountplan import IPC, MERGED, Overlay
 
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 DEVICE_LINKS = {
     "ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1",
     "stderr": "/proc/self/fd/2",
 }  # fmt: skip
-KERNEL_FILES = ("/proc/sys", "/proc/irq", "/proc/bus", "/proc/acpi", "/proc/fs", "/proc/sysrq-trigger")
-"""Where root of the sandbox, when it is root outside too, could write by its ownership alone: made read-only."""
 
 CONFIG = "config"
 """Apptainer's own configuration directory, relative to the sandbox's: it would make one in the user's home."""
@@ -24,7 +22,7 @@ ENDED = "ended\n"
 
 FSTAB = "fstab"
 _ENTER = (
-    f'cd "$1" || exit 71; shift; mount -n -a -T {FSTAB} || exit 72; hostname sandbox || exit 73; '
+    f'{IPC}cd "$1" || exit 71; shift; mount -n -a -T {FSTAB} || exit 72; hostname sandbox || exit 73; '
     'echo 0 >/proc/sys/user/max_user_namespaces || exit 74; exec "$@"'
 )
 _WATCH = f'exec 7>&2 2>{ENDING}; (exec "$@" 2>&7 7>&-); s=$?; echo ended >>{ENDING}; exit $s'
@@ -67,7 +65,8 @@ def apptainer_argv(
     lower layer can then not be removed (EIO; Apptainer 1.4.5, Linux 6.18). So layers mean the same under both backends.
 
     In that namespace Apptainer takes itself for root, for an ordinary user too, and needs no other namespace for users:
-    none is left to be made, so the agent cannot make one either. All its capabilities are dropped. Whatever a site's
+    none is left to be made, so the agent cannot make one either. All its capabilities are dropped. System V memory
+    lies in a namespace of ours, see `IPC`. Whatever a site's
     apptainer.conf mounts into containers is left out. /dev is ours, small and read-only, with a terminal and a shared
     memory of its own: Apptainer's is a writable tmpfs without a limit. It does not take what is mounted in the merged
     directory along: the host's /usr is bound again.
@@ -89,11 +88,12 @@ def apptainer_argv(
     binds += [f"{DEV}:/dev:ro", *(f"{path}:{path}:ro" for path in read_only)]
     variables = [f"{name}={value}" for name, value in env.items()]
     return [
-        "unshare", "--user", "--map-root-user", "--mount", "--cgroup", "--uts", "--propagation", "private", "--",
+        "unshare", "--user", "--map-root-user", "--mount", "--cgroup", "--uts", "--ipc",
+        "--propagation", "private", "--",
         "/bin/sh", "-c", _ENTER, "sh", str(directory),
         "setpriv", "--pdeathsig", "KILL", "--", "unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--",
         "/bin/sh", "-c", _WATCH, "sh",
-        "apptainer", "--silent", "--nocolor", "exec", "--writable", "--containall", "--cleanenv", "--no-home",
+        "apptainer", "--silent", "--nocolor", "exec", "--writable", "--contain", "--pid", "--cleanenv", "--no-home",
         "--no-privs", "--net", "--network", "none", *(["--no-init"] if alone else []),
         "--no-mount", "sys,dev,home,tmp,hostfs,cwd,bind-paths", "--bind", ",".join(binds), "--pwd", "/", MERGED,
         "/bin/bash", "--norc", "--noprofile", "-c", _CLEAN, "bash", str(processes or ""), *variables, "--", cwd,

@@ -16,7 +16,7 @@ from sandbox.confined import final_path, open_in_root, open_parent, open_regular
 from sandbox.editing import inserted, numbered, replaced
 from sandbox.errors import FilesError
 from sandbox.history import Before, History
-from sandbox.patches import FilePatch, apply, parse
+from sandbox.patches import Patched, parse
 from sandbox.protocols import FileEntry
 
 _COPY_BYTES = 1024 * 1024
@@ -253,58 +253,25 @@ def _remove(root: int, path: str) -> None:
 
 def _patch(root: int, diff: bytes, directory: str, limit: int) -> tuple[str, ...]:
     """All files are read and changed in memory first; what was written is put back where a later one fails."""
-    befores: dict[str, Before] = {}
-    afters: dict[str, tuple[bytes | None, int]] = {}
-    for patch in parse(diff):
-        _patch_one(root, patch, directory, limit, befores, afters)
+    patched = Patched(parse(diff), lambda name: _before(root, posixpath.join(directory, name), limit))
+    for path, (data, _) in patched.afters.items():
+        if len(data or b"") > limit:
+            raise _too_large(path, len(data or b""), limit)
     written: list[Before] = []
     try:
-        for path, (data, mode) in afters.items():
-            written.append(befores[path])
-            if data is None:
-                _remove(root, path)
-            else:
-                _write(root, path, data, mode)
-    except OSError:  # raised again
+        for path, (data, mode) in patched.afters.items():
+            before = patched.befores[path]
+            written.append(before)
+            if data is not None:
+                _write(root, before.path, data, mode)
+            elif before.data is not None:
+                _remove(root, before.path)
+    except (OSError, FilesError):  # raised again
         for before in written:
-            with suppress(OSError):
+            with suppress(OSError, FilesError):
                 _put_back(root, before)
         raise
-    return tuple(afters)
-
-
-def _patch_one(
-    root: int, patch: FilePatch, directory: str, limit: int, befores: dict[str, Before],
-    afters: dict[str, tuple[bytes | None, int]],
-) -> None:  # fmt: skip
-    def now(name: str) -> tuple[str, bytes | None, int]:
-        before = _before(root, posixpath.join(directory, name), limit)
-        befores.setdefault(before.path, before)
-        data, mode = afters.get(before.path, (before.data, before.mode))
-        return before.path, data, mode
-
-    source, target = patch.source, patch.target
-    if source is None or (patch.kind == "change" and target is not None and now(target)[1] is not None):
-        path, data, mode = now(target or patch.name)
-    else:
-        path, data, mode = now(source)
-    if source is None and data:
-        raise FileExistsError(errno.EEXIST, "the patch makes it, and it is there already", path)
-    if source is not None and data is None:
-        raise FileNotFoundError(errno.ENOENT, f"the patch changes {path}, which is not there", path)
-    changed = apply(patch, data or b"")
-    if len(changed) > limit:
-        raise _too_large(path, len(changed), limit)
-    if target is None:
-        if changed:
-            raise ValueError(f"{path}: the patch removes it, but lines are left in it")
-        afters[path] = (None, mode)
-        return
-    if patch.kind == "rename":
-        afters[path] = (None, mode)
-    if patch.kind != "change":
-        path = now(target)[0]
-    afters[path] = (changed, mode if patch.mode is None else patch.mode)
+    return tuple(patched.befores[path].path for path in patched.afters)
 
 
 def _copy(source: BinaryIO, target: BinaryIO, path: str, limit: int) -> None:

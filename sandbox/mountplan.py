@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,22 @@ MAX_LAYERS = 8
 
 MERGED = "merged"
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the sandbox's own
+KERNEL_FILES = ("/proc/sys", "/proc/irq", "/proc/bus", "/proc/acpi", "/proc/fs", "/proc/sysrq-trigger")
+"""Where root of the sandbox, when it is root outside too, could write by its ownership alone: made read-only.
+
+bubblewrap does so by itself only where it sees that it may write the directory, which nobody may in /proc/sys.
+"""
+_IPC_MIB = 64
+IPC = (
+    f"{{ echo {_IPC_MIB * 1024 * 1024 // os.sysconf('SC_PAGE_SIZE')} >/proc/sys/kernel/shmall; "
+    "echo 16 >/proc/sys/kernel/msgmni; echo 250 32000 100 128 >/proc/sys/kernel/sem; } 2>/dev/null; "
+)
+"""Bounds System V memory of the namespace that a shell is in: it belongs to no process, so nobody else sees it.
+
+Only kernels that let the namespace's owner do so (some Linux 6) are bounded; elsewhere it stays as it is.
+"""
 _ENTER = (
+    f"{IPC}"
     'cd "$1" || exit 71; shift; while [ "$1" != -- ]; do mount -n -t overlay -o "$2" overlay "$1" || exit 72; '
     'shift 2; done; shift; exec "$@"'
 )
@@ -87,7 +103,7 @@ def enter_argv(
 
     bubblewrap enters a second user namespace with `--disable-userns`, so that the agent cannot make another and the
     kernel's privileged paths stay out of its reach. There is no `--new-session`: the pty is the sandbox's own, and job
-    control needs it as controlling terminal.
+    control needs it as controlling terminal. The namespace for System V memory is the outer one: there it is bounded.
 
     Args:
         directory: the sandbox's own.
@@ -104,7 +120,7 @@ def enter_argv(
     limited = () if processes is None else ("/bin/bash", "--norc", "--noprofile", "-c", LIMIT, "bash", str(processes))
     mounts = [word for overlay in overlays for word in (overlay.mount_at, overlay.options)]
     return [
-        "unshare", "--user", "--map-root-user", "--mount", "--propagation", "private", "--",
+        "unshare", "--user", "--map-root-user", "--mount", "--ipc", "--propagation", "private", "--",
         "/bin/sh", "-c", _ENTER, "sh", str(directory), *mounts, "--",
         *bwrap_argv(directory / MERGED, env, shm_mib, cwd=cwd, alone=alone), *limited, *program,
     ]  # fmt: skip
@@ -113,10 +129,11 @@ def enter_argv(
 def bwrap_argv(root: Path, env: Mapping[str, str], shm_mib: int, *, cwd: str = "/", alone: bool = False) -> list[str]:
     """The part of bwrap: the merged root and the namespaces."""
     variables = [word for name, value in env.items() for word in ("--setenv", name, value)]
+    read_only = [word for path in KERNEL_FILES for word in ("--ro-bind-try", path, path)]
     return [
-        "bwrap", "--bind", str(root), "/", "--proc", "/proc", "--dev", "/dev",
+        "bwrap", "--bind", str(root), "/", "--proc", "/proc", *read_only, "--dev", "/dev",
         "--size", str(shm_mib * 1024 * 1024), "--perms", "1777", "--tmpfs", SHARED_MEMORY, "--remount-ro", "/dev",
-        "--unshare-user", "--disable-userns", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts",
+        "--unshare-user", "--disable-userns", "--unshare-pid", "--unshare-net", "--unshare-uts",
         "--unshare-cgroup-try", "--hostname", "sandbox", "--die-with-parent", "--cap-drop", "ALL", "--clearenv",
         *variables, *(["--as-pid-1"] if alone else []), "--chdir", cwd, "--",
     ]  # fmt: skip

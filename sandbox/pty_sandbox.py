@@ -89,6 +89,7 @@ class PtySandbox:
             place.pid, ("/bin/bash", "-c", command), env={**place.env, "TERM": "linux"}, cwd=self._terminal.cwd,
             timeout_s=limits.start_s, plain=False, rows=rows, columns=columns,
         )  # fmt: skip
+        self._refuse_late(process)
         program = InteractiveProgram(process, self._spawner, rows, columns, limits.start_s)
         self._opened.append(program)
         return program
@@ -179,10 +180,14 @@ class PtySandbox:
         self._refuse_stopped()
         if self._entry is None:
             self._entry = await asyncio.to_thread(self._ground.prepare)
+            if self._stopping is not None:  # its directory was made once more
+                await asyncio.to_thread(remove_tree, self._ground.directory)
+            self._refuse_stopped()
         entry = self._entry
-        return await self._spawner.spawn(
+        spawned = await self._spawner.spawn(
             entry.argv, env=entry.env, cwd=entry.cwd, timeout_s=self._ground.spec.limits.start_s
         )
+        return self._refuse_late(spawned)
 
     async def _launch_beside(self) -> Spawned:
         """A further shell, joined to the sandbox that the first one holds."""
@@ -194,16 +199,32 @@ class PtySandbox:
     async def _join_shell(self) -> Spawned:
         place = await self._place()
         argv = ("/bin/bash", *SHELL_ARGV)
-        return await self._spawner.join_terminal(
+        shell = await self._spawner.join_terminal(
             place.pid, argv, env={**place.env, "PS1": ""}, cwd=place.cwd, timeout_s=self._ground.spec.limits.start_s
         )
+        return self._refuse_late(shell)
+
+    def _refuse_late(self, started: Spawned) -> Spawned:
+        """What has started; ended again where the sandbox was stopped meanwhile, so that nobody else would end it."""
+        try:
+            self._refuse_stopped()
+        except SandboxError:
+            self._spawner.kill(started.pid, self._ground.token)
+            started.close()
+            raise
+        return started
 
     async def _end_tools(self) -> None:
         """End whatever runs in the sandbox; further shells go first, for they live in what the first one holds."""
-        await asyncio.gather(*(one.close() for one in self._opened))
-        self._opened = [one for one in self._opened if isinstance(one, Terminal)]
-        await self._python.kill()
-        await self._terminal.kill()
+        try:
+            ended = await asyncio.gather(*(one.close() for one in self._opened), return_exceptions=True)
+            self._opened = [one for one in self._opened if isinstance(one, Terminal)]
+            await self._python.kill()
+        finally:  # whatever would not go goes with the first shell's namespaces
+            await self._terminal.kill()
+        for failed in ended:
+            if isinstance(failed, BaseException):
+                raise failed
 
     async def _place(self) -> Place:
         self._refuse_stopped()
@@ -228,9 +249,11 @@ class PtySandbox:
 
     async def _stop(self) -> None:
         try:
-            await self._end_tools()
-            if self._running is not None:
-                await self._running.end()
+            try:
+                await self._end_tools()
+            finally:
+                if self._running is not None:
+                    await self._running.end()
         finally:
             gone = await asyncio.to_thread(remove_tree, self._ground.directory)
             self._on_stop(self)

@@ -12,8 +12,9 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -84,13 +85,22 @@ class _Seen:
     """What is remembered of one sandbox."""
 
     since: float
-    cpu_s: float = 0.0
+    gone_cpu_s: float = 0.0
+    cpu_s_of: dict[int, float] = field(default_factory=dict)
     disk_bytes: int = 0
     files: int = 0
     unnamed_bytes: int = 0
     looked_at: float = -BACKSTOP_S
     not_before: float = 0.0
     used_then: Used = _NOTHING
+
+    def cpu_s(self, now: Mapping[int, float]) -> float:
+        """CPU seconds since its start, from those of its families now; a family that has gone keeps what it had."""
+        for root in self.cpu_s_of.keys() - now.keys():
+            self.gone_cpu_s += self.cpu_s_of.pop(root)
+        for root, cpu_s in now.items():
+            self.cpu_s_of[root] = max(self.cpu_s_of.get(root, 0.0), cpu_s)
+        return self.gone_cpu_s + sum(self.cpu_s_of.values())
 
 
 class Watchdog:
@@ -107,10 +117,13 @@ class Watchdog:
         self._seen: dict[Watched, _Seen] = {}
         self._task: asyncio.Task[None] | None = None
         self._memory_device = memory_device()
+        self._thread: ThreadPoolExecutor | None = None
 
     def ensure(self) -> None:
         """Begin, where that has not been done."""
         if self._task is None or self._task.done():
+            # of its own: those of the loop may all be busy with unpacking just when the node is full
+            self._thread = self._thread or ThreadPoolExecutor(1, "watchdog")
             self._task = asyncio.create_task(self._watch(), name="sandbox watchdog")
 
     async def close(self) -> None:
@@ -119,19 +132,34 @@ class Watchdog:
             self._task.cancel()
             await asyncio.wait({self._task})
             self._task = None
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+            self._thread = None
 
     async def _watch(self) -> None:
         while True:
-            sandboxes = [one for one in self._those() if one.roots and one.bounds.watched]
-            now, cost_s = time.monotonic(), 0.0
-            self._seen = {one: self._seen.get(one) or _Seen(now) for one in sandboxes}
-            if sandboxes:
-                roots = {one: tuple(one.roots) for one in sandboxes}
-                found, cost_s = await asyncio.to_thread(self._look, roots)
-                for one, passed in found.items():
-                    if one in self._those():
-                        one.end(_reason(passed))
+            cost_s = 0.0
+            try:
+                cost_s = await self._look_once()
+            except Exception:  # whatever broke one look, without the next ones no sandbox has a limit
+                log.exception("a look at the sandboxes failed; the next one follows")
             await asyncio.sleep(max(self._pace_s, min(_LONGEST_PAUSE_S, _SHARE * cost_s)))
+
+    async def _look_once(self) -> float:
+        """End whoever passed a bound; the CPU seconds that the look cost."""
+        those = self._those()
+        for gone in self._seen.keys() - set(those):  # one whose shell has just ended is remembered: another follows
+            del self._seen[gone]
+        roots = {one: tuple(one.roots) for one in those if one.roots and one.bounds.watched}
+        for one in roots.keys() - self._seen.keys():
+            self._seen[one] = _Seen(time.monotonic())
+        if not roots:
+            return 0.0
+        found, cost_s = await asyncio.get_running_loop().run_in_executor(self._thread, self._look, roots)
+        for one, passed in found.items():
+            if one in self._those():
+                one.end(_reason(passed))
+        return cost_s
 
     def _look(self, roots: dict[Watched, tuple[int, ...]]) -> tuple[dict[Watched, Excess], float]:
         """One look at all of them, in a thread: who passed a bound, and the CPU seconds that it cost."""
@@ -141,9 +169,8 @@ class Watchdog:
         used = self._used()
         found = {}
         for one, pids in roots.items():
-            members = [pid for root in pids for pid in family[root]]
             try:
-                passed = self._passed(one, members, table, used)
+                passed = self._passed(one, {root: family[root] for root in pids}, table, used)
             except OSError as error:  # it went away while it was looked at, or there are no descriptors left
                 log.debug("a sandbox could not be looked at: %s", error)
                 continue
@@ -151,11 +178,14 @@ class Watchdog:
                 found[one] = passed
         return found, time.thread_time() - started
 
-    def _passed(self, one: Watched, members: list[int], table: dict[int, Process], used: Used) -> Excess | None:
+    def _passed(
+        self, one: Watched, family: dict[int, list[int]], table: dict[int, Process], used: Used
+    ) -> Excess | None:
         seen, bounds = self._seen[one], one.bounds
         now = time.monotonic()
+        members = [pid for pids in family.values() for pid in pids]
         mine = [table[pid] for pid in members]
-        seen.cpu_s = max(seen.cpu_s, sum(process.cpu_s for process in mine))
+        cpu_s = seen.cpu_s({root: sum(table[pid].cpu_s for pid in pids) for root, pids in family.items() if pids})
         memory = sum(process.resident_bytes for process in mine)
         if self._is_due(seen, bounds, used, now):
             self._look_closely(one, seen, members, used)
@@ -163,7 +193,7 @@ class Watchdog:
         if bounds.memory_mib is not None and memory > bounds.memory_mib * MIB:
             memory += shared_once(members, table) - sum(process.resident_bytes for process in mine)
         usage = Usage(
-            cpu_s=seen.cpu_s, memory_bytes=memory, processes=sum(process.threads for process in mine),
+            cpu_s=cpu_s, memory_bytes=memory, processes=sum(process.threads for process in mine),
             disk_bytes=seen.disk_bytes, files=seen.files, wall_s=now - seen.since,
         )  # fmt: skip
         return excess(bounds, usage)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
 
-from stages.http import RouterLink
+from stages.client_stream import TOO_MANY, Counts, GroupStream, Keep, StreamGroup, has_spread
+from stages.http import FINAL_CODES, RouterLink
+
+__all__ = ["AsyncRolloutClient", "Keep", "RolloutClient", "StreamGroup", "has_spread"]
 
 WAIT_S: Final = 20.0
 
@@ -35,22 +38,26 @@ class AsyncRolloutClient:
         self._link = RouterLink(
             "trainer", run_dir=directory, url=url.rstrip("/") if url else None, token=token, patience_s=patience_s
         )
+        self._stream = GroupStream(self)
 
     async def __aenter__(self) -> AsyncRolloutClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self._stream.close()
         await self._link.__aexit__(None, None, None)
 
     async def submit(
-        self, tasks: Sequence[Mapping[str, Any]], *, idempotency_key: str | None = None, **options: Any
-    ) -> list[dict[str, Any]]:
+        self, tasks: Sequence[Mapping[str, Any]], *, idempotency_key: str | None = None, wait: bool = True,
+        **options: Any,
+    ) -> list[dict[str, Any]]:  # fmt: skip
         """Ask for rollouts; returns the accepted groups.
 
         Args:
             tasks: `{"task_id", "data"?}` each.
             idempotency_key: the same key and body is accepted once, however often it is sent, also by another client.
                 Without one this call makes its own, so that a lost answer doubles nothing.
+            wait: whether to offer the tasks again, for as long as the client's patience, to a router that is full.
             options: further fields of POST /v1/rollouts: group_size, tag, sampling, priority, deadline_s, ...
 
         Raises:
@@ -59,7 +66,10 @@ class AsyncRolloutClient:
         """
         headers = {"Idempotency-Key": idempotency_key or f"auto-{secrets.token_hex(16)}"}
         body = {"tasks": list(tasks), **options}
-        answer = await self._link.call("POST", "/v1/rollouts", body, answer=dict[str, Any], headers=headers)
+        final = FINAL_CODES if wait else FINAL_CODES | {TOO_MANY}
+        answer = await self._link.call(
+            "POST", "/v1/rollouts", body, answer=dict[str, Any], headers=headers, final=final
+        )
         groups: list[dict[str, Any]] = answer["groups"]
         return groups
 
@@ -74,7 +84,43 @@ class AsyncRolloutClient:
         lines = [msgspec.json.decode(line) for line in response.content.splitlines()]
         return lines, int(response.headers["X-Next-After"])
 
-    async def stream(
+    def stream(
+        self, tasks: Iterable[Mapping[str, Any]], group_size: int = 1, *, target: int | None = None,
+        keep: Keep | None = None, in_flight: int | None = None, leftover: Literal["carry", "cancel"] = "carry",
+        tag: str = "", **options: Any,
+    ) -> AsyncGenerator[StreamGroup, None]:  # fmt: skip
+        """Groups as they close, each once, whatever happens to the router meanwhile.
+
+        Args:
+            tasks: `{"task_id", "data"?}` each; may be endless. Taken as there is room.
+            group_size: rollouts a task.
+            target: end after so many groups that are kept; None: after the last task's.
+            keep: whether a group counts; others are dropped and more tasks are taken. None keeps all, but with a
+                target those whose rewards differ (`has_spread`).
+            in_flight: groups that are open at once at most; None: twice the target, or 64.
+            leftover: what becomes of groups that are open at the end. carry: those under way go on, and the next
+                stream gives them first; those that nobody has begun are cancelled, and their tasks come first in the
+                next stream where `tasks` is an iterator. cancel: all are cancelled. The client's end cancels the rest.
+            tag: label of the rows.
+            options: further fields of POST /v1/rollouts: sampling, priority, deadline_s, min_usable, policy, ...
+
+        Raises:
+            ServiceError: the router refused a task.
+            RouterUnreachableError: no router answered for the client's patience.
+            StageError: another stream of this client is going on.
+        """
+        groups: AsyncGenerator[StreamGroup, None] = self._stream.groups(  # type: ignore[assignment]
+            tasks, group_size, target=target, keep=keep, in_flight=in_flight, leftover=leftover, tag=tag,
+            options=options,
+        )  # fmt: skip
+        return groups
+
+    @property
+    def counts(self) -> Counts:
+        """Groups of this client's streams: submitted, given, dropped, cancelled."""
+        return self._stream.counts
+
+    async def follow(
         self, after: int = 0, *, tag: str | None = None, rows: bool = False
     ) -> AsyncIterator[dict[str, Any]]:
         """Published lines for ever, in seq order, each once."""
@@ -120,6 +166,10 @@ class AsyncRolloutClient:
         await self._link.call("POST", "/v1/drain", answer=bytes)
 
 
+async def _next(groups: AsyncIterator[StreamGroup]) -> StreamGroup | None:
+    return await anext(groups, None)
+
+
 class RolloutClient:
     """AsyncRolloutClient for programs without an event loop: the same calls, blocking; a context manager."""
 
@@ -154,8 +204,24 @@ class RolloutClient:
         """See AsyncRolloutClient.results."""
         return self._run(self._client.results(after, **options))
 
-    def stream(self, after: int = 0, *, tag: str | None = None, rows: bool = False) -> Iterator[dict[str, Any]]:
+    def stream(
+        self, tasks: Iterable[Mapping[str, Any]], group_size: int = 1, **options: Any
+    ) -> Generator[StreamGroup, None, None]:
         """See AsyncRolloutClient.stream."""
+        groups = self._client.stream(tasks, group_size, **options)
+        try:
+            while (group := self._run(_next(groups))) is not None:
+                yield group
+        finally:
+            self._run(groups.aclose())
+
+    @property
+    def counts(self) -> Counts:
+        """See AsyncRolloutClient.counts."""
+        return self._client.counts
+
+    def follow(self, after: int = 0, *, tag: str | None = None, rows: bool = False) -> Iterator[dict[str, Any]]:
+        """See AsyncRolloutClient.follow."""
         while True:
             lines, after = self.results(after, tag=tag, rows=rows)
             yield from lines

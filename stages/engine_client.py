@@ -100,8 +100,9 @@ class EngineClient:
         return self._models[url]
 
     async def generate(
-        self, url: str, token_ids: Sequence[int], sampling: Sampling, *, name: str, timeout_s: float
-    ) -> Completion:
+        self, url: str, token_ids: Sequence[int], sampling: Sampling, *, name: str, timeout_s: float,
+        model: str | None = None,
+    ) -> Completion:  # fmt: skip
         """Sample a continuation of the stream.
 
         Args:
@@ -110,6 +111,7 @@ class EngineClient:
             sampling: its `max_tokens` bounds this call.
             name: names the request in the engine's logs; a random suffix makes a second try another request.
             timeout_s: seconds until the whole answer must be there.
+            model: the LoRA adapter to sample from; None: the model that the replica serves.
 
         Raises:
             EngineUnavailableError: no connection, no answer in time, or a server error.
@@ -118,7 +120,7 @@ class EngineClient:
         """
         known = self._dialects.get(url)
         for dialect in DIALECTS if known is None else (known,):
-            content, llm_s = await self._ask(url, dialect, token_ids, sampling, name, timeout_s)
+            content, llm_s = await self._ask(url, dialect, token_ids, sampling, name, timeout_s, model)
             if content is None:
                 continue
             self._dialects[url] = dialect
@@ -133,12 +135,14 @@ class EngineClient:
         raise EngineUnavailableError(f"replica {url} knows none of {paths}", "server")
 
     async def _ask(
-        self, url: str, dialect: Dialect, ids: Sequence[int], sampling: Sampling, name: str, timeout_s: float
-    ) -> tuple[bytes | None, float]:
+        self, url: str, dialect: Dialect, ids: Sequence[int], sampling: Sampling, name: str, timeout_s: float,
+        adapter: str | None,
+    ) -> tuple[bytes | None, float]:  # fmt: skip
         """The answer and its seconds; None for a route that the engine does not have."""
-        model = "" if dialect is VLLM else (await self._model(url)).id
+        model = adapter or ("" if dialect is VLLM else (await self._model(url)).id)
         request_id = f"{name}-{secrets.token_hex(3)}"
-        body = msgspec.json.encode(dialect.body(request_id, model, ids, sampling))
+        asked = dialect.body(request_id, model, ids, sampling)
+        body = msgspec.json.encode(asked if adapter is None else {**asked, "model": adapter})
         started = time.perf_counter()
         try:
             # The whole answer's deadline: a transport's own counts from byte to byte, and a drip would never end.

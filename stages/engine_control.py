@@ -7,6 +7,7 @@ directory is looked at before any engine hears of it (`check_weights`).
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 import time
@@ -25,6 +26,7 @@ PREFIX_QUERIES, PREFIX_HITS = "vllm:prefix_cache_queries_total", "vllm:prefix_ca
 PREEMPTIONS = "vllm:num_preemptions_total"
 _SAMPLE: Final = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 _HEADER_LIMIT: Final = 100 << 20
+_HEAD: Final = re.compile(r"\b(?:lm_head|embed_out)\b")
 
 T = TypeVar("T")
 
@@ -49,6 +51,29 @@ class _Success(msgspec.Struct):
     success: bool
 
 
+class _TextConfig(msgspec.Struct):
+    tie_word_embeddings: bool | None = None
+
+
+class _ModelConfig(msgspec.Struct):
+    tie_word_embeddings: bool | None = None
+    text_config: _TextConfig | None = None
+
+    @property
+    def ties(self) -> bool | None:
+        """Whether it says that embeddings are tied; None where it says nothing."""
+        inner = self.text_config.tie_word_embeddings if self.text_config is not None else None
+        return self.tie_word_embeddings if inner is None else inner
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+class _Tensor(msgspec.Struct):
+    data_offsets: tuple[int, int]
+
+
 def check_weights(directory: Path, *, allow_tied: bool = True) -> None:
     """Look whether an engine could load this directory. Blocking; reads headers, not tensors.
 
@@ -59,50 +84,59 @@ def check_weights(directory: Path, *, allow_tied: bool = True) -> None:
     Raises:
         WeightsError: names the file and what is wrong with it.
     """
-    config = _read_object(directory / "config.json")
-    if not allow_tied and config.get("tie_word_embeddings") is True:
-        raise WeightsError(
-            f"{directory}: config.json has tie_word_embeddings=true, and a reload would corrupt such weights without "
-            "a word; save the model untied, or start new replicas"
-        )
+    ties = _read_object(directory / "config.json", _ModelConfig).ties
     index = directory / "model.safetensors.index.json"
     if index.is_file():
-        names = set(_read_object(index).get("weight_map", {}).values())
+        names = set(_read_object(index, _Index).weight_map.values())
+        for name in sorted(names):
+            if "/" in name or "\0" in name or name in {"", ".", ".."}:
+                raise WeightsError(f"{index}: {name!r} is no file name; every shard lies beside the index")
     else:
         names = {path.name for path in directory.glob("*.safetensors")}
     if not names:
         raise WeightsError(f"{directory}: no safetensors file there; save the checkpoint as safetensors")
+    tensors: set[str] = set()
     for name in sorted(names):
-        _check_tensors(directory / name)
+        tensors |= _check_tensors(directory / name)
+    if not allow_tied and (ties or (ties is None and not any(_HEAD.search(name) for name in tensors))):
+        said = "says nothing of tie_word_embeddings and no lm_head is saved" if ties is None else "ties the embeddings"
+        raise WeightsError(
+            f"{directory}: config.json {said}, and a reload would corrupt tied weights without a word; "
+            "save the model with tie_word_embeddings=false, or start new replicas"
+        )
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path, kind: type[T]) -> T:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except OSError as error:
         raise WeightsError(f"{path}: cannot be read ({error.strerror}); give a Hugging Face directory") from error
     except msgspec.MsgspecError as error:
-        raise WeightsError(f"{path}: is no JSON object ({error})") from error
+        raise WeightsError(f"{path}: is no JSON object of its kind ({error})") from error
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise WeightsError(f"{path}: is no JSON ({type(error).__name__})") from error
 
 
-def _check_tensors(path: Path) -> None:
+def _check_tensors(path: Path) -> set[str]:
     """The header of a safetensors file: 8 bytes of length, JSON, and offsets that the file is long enough for."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= _HEADER_LIMIT:
                 raise WeightsError(f"{path}: is no safetensors file")
-            header = msgspec.json.decode(file.read(length), type=dict[str, Any])
+            header = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
+        header.pop("__metadata__", None)
+        ends = [msgspec.json.decode(entry, type=_Tensor).data_offsets[1] for entry in header.values()]
         size = path.stat().st_size
     except OSError as error:
         raise WeightsError(f"{path}: cannot be read ({error.strerror})") from error
-    except msgspec.MsgspecError as error:
-        raise WeightsError(f"{path}: its header is no JSON; copy or save it again") from error
-    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise WeightsError(f"{path}: its header is none of safetensors; copy or save it again ({error})") from error
     if not ends or 8 + length + max(ends) != size:
         raise WeightsError(
             f"{path}: has {size} bytes, its header tells {8 + length + max(ends, default=0)}; copy again"
         )
+    return set(header)
 
 
 class EngineControl:
@@ -209,13 +243,17 @@ class EngineControl:
 
     @contextlib.asynccontextmanager
     async def _paused(self, url: str, mode: PauseMode, timeout_s: float) -> AsyncIterator[None]:
-        """Paused meanwhile, and resumed whatever happens."""
+        """Paused meanwhile, and resumed whatever happens, also while the caller is being cancelled."""
         try:
             await self.pause(url, mode, timeout_s=timeout_s)
             yield
-        except BaseException:
-            with contextlib.suppress(EngineControlError):
-                await self.resume(url)
+        except BaseException as broken:
+            try:
+                await asyncio.shield(asyncio.ensure_future(self.resume(url)))
+            except EngineControlError as error:
+                # Whoever overlooks that a route is missing must not overlook that the engine stands still.
+                if isinstance(broken, EngineControlError) and error.detail.get("status") != broken.detail.get("status"):
+                    raise error from broken
             raise
         await self.resume(url)
 

@@ -39,12 +39,18 @@ class ImageConfig(msgspec.Struct, frozen=True):
 
 
 class ImageName(msgspec.Struct, frozen=True):
-    """images/names/<name>.json: what a name means, where it came from, and when (seconds since 1970)."""
+    """images/names/<name>.json: what a name means, where it came from, and when (seconds since 1970).
+
+    `env` and `workdir` are those of its own source, for the same files may be imported with others; without `env`, as
+    in records of earlier versions, those of the files' first import hold.
+    """
 
     name: str
     digest: str
     source: str
     imported_at: float
+    env: dict[str, str] | None = None
+    workdir: str | None = None
 
 
 class UnpackedImage(msgspec.Struct, frozen=True):

@@ -88,9 +88,12 @@ class ImageStore:
             for directory in self._layout.directories:
                 sharedfs.make_dirs(directory)
             config = self._publish(packed)
-            record = ImageName(name, packed.layer.digest, source, time.time())
+            configured = packed.configured
+            record = ImageName(
+                name, packed.layer.digest, source, time.time(), dict(configured.env), configured.workdir
+            )  # fmt: skip
             self._name(record, replace)
-        return Imported(record, config, packed.dropped)
+        return Imported(record, _own(record, config), packed.dropped)
 
     def has(self, image: str) -> bool:
         """Whether a name or a digest is in the store."""
@@ -106,10 +109,10 @@ class ImageStore:
         Raises:
             ImageError: it is not in the store, or damaged.
         """
-        digest = self._named(image)
+        digest, config = self._meant(image)
         with storefs.reader(self._blob(digest)) as file:
             unpack(file, directory, digest=digest, max_bytes=2 * MAX_BYTES, max_entries=2 * MAX_ENTRIES)
-        return self._config(digest)
+        return config
 
     def names(self) -> list[tuple[ImageName, ImageConfig]]:
         """Every name with what it means, sorted."""
@@ -124,7 +127,7 @@ class ImageStore:
             ) from error
         found = sorted(unquote(file.removesuffix(".json")) for file in files if file.endswith(".json"))
         records = [self._record(name) for name in found if not name.startswith(".")]
-        return [(record, self._config(record.digest)) for record in records if record is not None]
+        return [(record, _own(record, self._config(record.digest))) for record in records if record is not None]
 
     def check(self, image: str) -> str:
         """Read an image's whole blob and compare it with its digest, which is returned.
@@ -151,8 +154,7 @@ class ImageStore:
         if image.startswith("/"):
             _checked_directory(image)
             return host_digest(Path(image)) + hashlib.sha256(image.encode()).hexdigest()
-        digest = self._named(image)
-        config = self._config(digest)
+        digest, config = self._meant(image)
         if digest not in self._used:
             self._used.add(digest)
             storefs.touch(self._layout.image_blob(_hex(digest)))  # a run that asks has begun to use it
@@ -176,8 +178,7 @@ class ImageStore:
         if image.startswith("/"):
             return UnpackedImage(_checked_directory(image))
         assert self._node is not None, "this store was opened without a node's directory"
-        digest = self._named(image)
-        config = self._config(digest)
+        digest, config = self._meant(image)
 
         def make(directory: Path) -> None:
             blob = self._blob(digest)
@@ -225,9 +226,14 @@ class ImageStore:
         if self._create(path, msgspec.json.encode(record)):
             return
         there = self._record(record.name)
-        if there is not None and there.digest != record.digest:
+        if there is None:
+            return
+        same = there.digest == record.digest
+        config = _own(there, self._config(record.digest)) if same else None
+        if config is None or (config.env, config.workdir) != (record.env, record.workdir):
             raise ImageError(
-                f"{record.name} is {there.digest} already, and {record.source} is {record.digest}: "
+                f"{record.name} is {there.digest} already, and {record.source} is "
+                f"{'that with other variables or another directory' if same else record.digest}: "
                 "choose another name, or give --replace where no run uses it",
                 boundary="images",
             )
@@ -267,6 +273,18 @@ class ImageStore:
 
     def _named(self, image: str) -> str:
         """The digest of a name, of another way to write one, or of a digest that is in the store."""
+        found = self._found(image)
+        return found if isinstance(found, str) else found.digest
+
+    def _meant(self, image: str) -> tuple[str, ImageConfig]:
+        """The digest, and the configuration that the name has; a digest alone has that of its first import."""
+        found = self._found(image)
+        if isinstance(found, str):
+            return found, self._config(found)
+        return found.digest, _own(found, self._config(found.digest))
+
+    def _found(self, image: str) -> ImageName | str:
+        """A name's record, or a digest that is in the store."""
         if DIGEST.fullmatch(image):
             if not sharedfs.exists(self._layout.image_blob(_hex(image))):
                 raise self._missing(image)
@@ -274,7 +292,7 @@ class ImageStore:
         for name in store_names(image):
             record = self._record(name) if NAME.fullmatch(name) else None
             if record is not None:
-                return record.digest
+                return record
         raise self._missing(image)
 
     def _missing(self, image: str) -> ImageError:
@@ -293,6 +311,13 @@ class ImageStore:
         if not sharedfs.exists(blob):
             raise self._missing(digest)
         return blob
+
+
+def _own(record: ImageName, config: ImageConfig) -> ImageConfig:
+    """The configuration of a name: of the files, with the name's own variables and directory."""
+    if record.env is None:
+        return config
+    return msgspec.structs.replace(config, env=record.env, workdir=record.workdir)
 
 
 def _checked_directory(image: str) -> str:

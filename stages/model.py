@@ -22,6 +22,9 @@ RETRY_S: Final = (0.1, 2.0)
 LEAST_S: Final = 0.05
 """What a try may take at least that is made just before the deadline."""
 
+SEEKING_S: Final = 2.0
+"""Seconds that the router takes to name a replica when one is ready, by a wide margin."""
+
 OpenSession = Callable[[str | None], Awaitable[SessionOut]]
 """Gives the attempt's replica, before each generation; the argument names one that has just failed."""
 Hold = Callable[[], Awaitable[None]]
@@ -85,6 +88,15 @@ class StreamModel:
         self._malformed = 0
         self.llm_s = 0.0
         self.tool_s = 0.0
+        self._failing: str | None = None
+        self._seeking_at: float | None = None
+
+    @property
+    def unanswered(self) -> str | None:
+        """What the fleet fails to answer the present call with, or None: time that passes so is not the policy's."""
+        if self._failing is None and self._seeking_at is not None and time.monotonic() - self._seeking_at > SEEKING_S:
+            return f"no replica was given within {SEEKING_S:g} s"
+        return self._failing
 
     async def generate(self, *, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Message:
         """Sample the next assistant message; see Model."""
@@ -95,7 +107,12 @@ class StreamModel:
         if self._asked is None or self._asked != list(messages) or self._tools != list(tools):
             self._continue(messages, tools)
         stream = self._streams[-1]
-        await self._sample(stream)
+        try:
+            await self._sample(stream)
+        except Exception:
+            self._failing = self._seeking_at = None  # it has ended; what was cancelled has not
+            raise
+        self._failing = None
         reply = self._read(*stream.last_turn)
         self._took(messages, reply, tools)
         self._answered_at = time.perf_counter()
@@ -168,10 +185,13 @@ class StreamModel:
         """
         give_up_at: float | None = None
         wait_s, failed = RETRY_S[0], None
+        self._failing = None
         while (params := self._params(stream)).max_tokens > 0:
+            self._seeking_at = time.monotonic()
             session, failed = await self._open_session(failed), None
+            self._seeking_at = None
             error = f"replica {session.replica_id} aborted the generation"
-            asked_away_s = 0.0
+            asked_away_s, answered = 0.0, False
             try:
                 left_s = self._answer_s if give_up_at is None else give_up_at - time.monotonic()
                 completion = await self._generate(session.replica_url, stream, params, max(LEAST_S, left_s))
@@ -181,11 +201,11 @@ class StreamModel:
                 self.llm_s += completion.llm_s
                 if completion.finish_reason != ABORT or completion.token_ids:
                     stream.sampled(completion, session.replica_id)
-                    give_up_at = None
+                    give_up_at, answered = None, bool(completion.token_ids)
                 if completion.finish_reason != ABORT:
                     return
             now = time.monotonic()
-            give_up_at = give_up_at or now + self._patience_s
+            give_up_at, self._failing = give_up_at or now + self._patience_s, None if answered else error
             pause_s = max(wait_s, asked_away_s)
             if now + pause_s > give_up_at:
                 raise LLMError(f"no replica answered for {self._patience_s:g} s: {error}")

@@ -85,7 +85,7 @@ def register(layout: StoreLayout, run_dir: Path) -> None:
 
 
 def users(layout: StoreLayout, now: float) -> list[Use]:
-    """The runs that have not ended and that left a sign within two weeks."""
+    """The runs that have not ended and that began or left a sign within two weeks."""
     found = []
     for name in _listed(layout.users):
         path = layout.users / name
@@ -95,7 +95,8 @@ def users(layout: StoreLayout, now: float) -> list[Use]:
             continue
         run = RunLayout(Path(use.run_dir))
         sign = storefs.last_change(run.router_json) or storefs.last_change(run.manifest)
-        if sign is not None and now - sign[0] < ABANDONED_S and summary_state(run) not in _ENDED:
+        seen = use.since if sign is None else sign[0]  # one that has just begun has written nothing yet
+        if now - seen < ABANDONED_S and summary_state(run) not in _ENDED:
             found.append(use)
     return found
 

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from stages.toolcalls import parse_hermes
+from stages.toolcalls import MAX_CALLS, parse_hermes, too_many, unusable
 from stages.trajectory import ToolCall
 
 ToolFormat = Literal["hermes", "xml", "python"]
@@ -61,6 +61,9 @@ def parse_xml(text: str) -> Parsed:
     kept: list[str] = []
     position = 0
     for found in _CALL.finditer(text):
+        if len(calls) == MAX_CALLS:
+            calls.append(too_many())
+            break
         call = _xml_call(found[1], len(calls), closed=bool(found[2]))
         calls.append(call)
         kept.append(text[position : found.end() if call.error else found.start()])
@@ -86,6 +89,8 @@ def _xml_call(body: str, index: int, *, closed: bool) -> ToolCall:
             return _malformed(index, f"parameter {parameter[1]} stands there twice", body, function[1])
         arguments[parameter[1]] = _value(parameter[2])
         position = parameter.end()
+    if (reason := unusable(arguments)) is not None:
+        return _malformed(index, reason, body, function[1])
     return ToolCall(function[1], arguments, f"call_{index}")
 
 
@@ -110,7 +115,9 @@ def parse_python(text: str) -> Parsed:
         return text, (_malformed(0, f"no Python list of calls ({type(error).__name__})", source),)
     if not isinstance(tree, ast.List):
         return text, (_malformed(0, "no list of calls", source),)
-    calls = tuple(_python_call(node, index, source) for index, node in enumerate(tree.elts))
+    calls = tuple(_python_call(node, index, source) for index, node in enumerate(tree.elts[:MAX_CALLS]))
+    if len(tree.elts) > MAX_CALLS:
+        return text, (*calls, too_many())
     if any(call.error for call in calls):
         return text, calls
     return (thinking[0] if thinking else "").strip(), calls
@@ -119,14 +126,20 @@ def parse_python(text: str) -> Parsed:
 def _python_call(node: ast.expr, index: int, source: str) -> ToolCall:
     if not isinstance(node, ast.Call):
         return _malformed(index, "the list holds something else than calls", source)
-    name = ast.unparse(node.func)
+    try:
+        name = ast.unparse(node.func)
+    except RecursionError:
+        return _malformed(index, "its name is nested too deep", source)
     if node.args or any(keyword.arg is None for keyword in node.keywords):
         return _malformed(index, "arguments need names", source, name)
     try:
         arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
-        msgspec.json.encode(arguments)
-    except (ValueError, TypeError, RecursionError, MemoryError, msgspec.MsgspecError) as error:
+    except (ValueError, TypeError, RecursionError, MemoryError) as error:
         return _malformed(index, f"an argument is no literal that JSON knows ({error})", source, name)
+    if len(arguments) < len(node.keywords):
+        return _malformed(index, "an argument stands there twice", source, name)
+    if (reason := unusable(arguments)) is not None:
+        return _malformed(index, reason, source, name)
     return ToolCall(name, arguments, f"call_{index}")
 
 

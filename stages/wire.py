@@ -57,7 +57,7 @@ class RolloutsIn(_Request, frozen=True):
     deadline_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
     min_usable: PositiveInt | None = None
     policy: PolicyBound | None = None
-    callback_url: str | None = None
+    callback_url: Annotated[str, msgspec.Meta(max_length=2048)] | None = None
 
 
 class GroupOut(msgspec.Struct, frozen=True):

@@ -33,7 +33,8 @@ async def cancel_jobs(run_dir: Path, *, wait: bool = True) -> list[str]:
         NotCancelledError: Slurm did not take it.
     """
     layout = RunLayout(run_dir)
-    submissions = record.current(await asyncio.to_thread(record.read, layout))
+    # All that were made: one that a successor stands for may run on without its batch shell, and hear of nothing.
+    submissions = await asyncio.to_thread(record.read, layout)
     if not submissions or _ended(layout):
         return []
     places = record.by_clusters(submissions)
@@ -46,8 +47,10 @@ async def cancel_jobs(run_dir: Path, *, wait: bool = True) -> list[str]:
             await _until_ended(layout)
         elif in_order:
             return ["its jobs end in a moment"]
+        ended = {job.leader_id for job in jobs} - {job.leader_id for job in live}
+        ours = [one for one in submissions if one in record.current(submissions) or one.job_id not in ended]
         if live:
-            for clusters, ids in places.items():
+            for clusters, ids in record.by_clusters(ours).items():
                 await open_client(clusters).cancel(ids)
     except SlurmError as error:
         raise NotCancelledError(
@@ -56,7 +59,7 @@ async def cancel_jobs(run_dir: Path, *, wait: bool = True) -> list[str]:
         ) from error
     if not _ended(layout):
         await asyncio.to_thread(_leave_summary, layout)
-    return [f"jobs {', '.join(one.job_id for one in submissions)} are cancelled"]
+    return [f"jobs {', '.join(one.job_id for one in ours)} are cancelled"]
 
 
 def _router_runs(submissions: list[Submission], live: list[JobInfo]) -> bool:

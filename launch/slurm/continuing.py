@@ -15,12 +15,12 @@ from launch.errors import Exit, LaunchError
 from launch.slurm import record
 from launch.slurm.client import open_client
 from launch.slurm.client.errors import SlurmError, SlurmUnavailable
-from launch.slurm.client.protocol import JobInfo
+from launch.slurm.client.protocol import JobInfo, ends_early
 from launch.slurm.client.states import JobState
 from launch.slurm.code import code_digest
 from launch.slurm.own_job import own_submission
 from launch.slurm.record import Submission
-from launch.slurm.shapes import jobs_of
+from launch.slurm.shapes import added_job, jobs_of
 from stages.layout import RunLayout
 from stages.summary import read_summary, summary_state, write_summary
 
@@ -28,8 +28,6 @@ SETTLE_S: Final = 1.0
 """After Slurm's SIGTERM until all components of a job that goes back whole are on their way."""
 ASK_S: Final = 5.0
 """Patience with a question whose answer only says how much time there is."""
-EARLY_S: Final = 2.0
-"""By how much an end before the time limit's is more than rounding."""
 KILLED_S: Final = 120.0
 """How long a job that asked Slurm to requeue or cancel it waits for its own end."""
 
@@ -100,7 +98,7 @@ class Continuing:
                 jobs = await self._client.jobs([self._job_id])
         except (SlurmError, TimeoutError):
             return False
-        return any(_ends_early(job) for job in jobs if job.state is JobState.RUNNING)
+        return any(ends_early(job) for job in jobs if job.state is JobState.RUNNING)
 
     async def submit_ahead(self) -> None:
         """Have the successor in the queue before anything else: a grace may be shorter than what there is to end."""
@@ -246,7 +244,9 @@ class Continuing:
 
     async def end_predecessor(self) -> None:
         """Cancel what is left of the job that this one was submitted in place of, where some of its nodes were lost."""
-        if self._mine.reason != "continue":
+        # Its submitter may have noted it only now: what this job made of itself before does not say why it is there.
+        mine = await asyncio.to_thread(record.find, self._layout, self._mine.name) or self._mine
+        if mine.reason != "continue":
             return
         submissions = await asyncio.to_thread(record.read, self._layout)
         earlier = [one for one in submissions if one.job == self._job and one.job_id != self._job_id]
@@ -295,21 +295,27 @@ class Continuing:
             await self._cancel(others, pending_only=pending_only)
 
     async def _end_headless(self) -> None:
-        """Cancel linked jobs that went on without a node: if that held the batch shell, nobody else ends them."""
+        """Cancel linked jobs that lost a node, superseded and added ones too: they may have lost their batch shell."""
         if not self._mine.control or self._mine.placement != "linked":
             return
-        nodes = {job.name: job.nodes for job in jobs_of(self._config, "linked") if job.no_kill}
-        submissions = record.current(await asyncio.to_thread(record.read, self._layout))
-        some = [one for one in submissions if one.job in nodes]
-        wanted = {one.job_id: nodes[one.job] for one in some}
+        submissions = await asyncio.to_thread(record.read, self._layout)
+        some = [one for one in submissions if one.placement == "linked" and self._nodes(one) > 1]
+        wanted = {one.job_id: self._nodes(one) for one in some}
         for clusters, ids in record.by_clusters(some).items():
             try:
                 jobs = await open_client(clusters).jobs(ids)
             except SlurmError:
                 continue
             running = [job for job in jobs if job.state is JobState.RUNNING]
-            less = {job.leader_id for job in running if 0 < job.node_count < wanted[job.leader_id]}
+            less = {job.leader_id for job in running if 0 < job.node_count < wanted.get(job.leader_id, 0)}
             await self._cancel([one for one in some if one.job_id in less])
+
+    def _nodes(self, one: Submission) -> int:
+        """How many nodes a linked job was given; 0 where the configuration has no such job."""
+        if one.workers:
+            pool: Any = one.components[0].partition("+")[0]
+            return added_job(self._config, pool, one.workers, one.first).nodes
+        return next((job.nodes for job in jobs_of(self._config, "linked") if job.name == one.job), 0)
 
     async def _cancel(self, submissions: Sequence[Submission], *, pending_only: bool = False) -> None:
         for clusters, ids in record.by_clusters(submissions).items():
@@ -327,12 +333,6 @@ class Continuing:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._ended.wait()
-
-
-def _ends_early(job: JobInfo) -> bool:
-    if job.ended_at is None or job.started_at is None:
-        return False
-    return job.time_limit_min is None or job.ended_at < job.started_at + 60 * job.time_limit_min - EARLY_S
 
 
 def _leave_failure(layout: RunLayout, why: str) -> None:

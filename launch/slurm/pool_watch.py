@@ -48,6 +48,7 @@ class PoolWatch:
         self._kinds: set[str] = set()
         self._any: set[str] = set()
         self._asked: dict[str, float] = {}
+        self._owed: set[str] = set()
 
     async def look(self, status: Mapping[str, Any]) -> None:
         """Ask rarely about a job, and only where the processes of its first node are missing for long."""
@@ -56,6 +57,8 @@ class PoolWatch:
         self._came |= there
         self._any = {name for name, job in self._jobs.items() if self._is_there(job, status, node=None)}
         self._kinds = {str(member.get("kind")) for member in status["members"]}
+        if any(replica.get("state") == "ready" for replica in status["fleet"]):
+            self._kinds.add("fleet")
         for name in self._jobs:
             if name in there:
                 self._missing_since.pop(name, None)
@@ -88,20 +91,33 @@ class PoolWatch:
 
     async def _ask(self, missing: Mapping[str, float]) -> None:
         """Act on what Slurm says of these jobs; the figures are unix seconds since when nothing of them is there."""
-        submissions = record.current(await asyncio.to_thread(record.read, self._layout))
+        try:
+            submissions = record.current(await asyncio.to_thread(record.read, self._layout))
+        except OSError:
+            return  # a network filesystem may answer the next time
         mine = {one.job_id: one for one in submissions if one.job in missing and one.placement == "linked"}
         for clusters, ids in record.by_clusters(mine.values()).items():
             client = self._given if self._given is not None else open_client(clusters)
             try:
                 jobs = await client.jobs(ids, since=min(one.submitted_at for one in submissions))
                 for job in jobs:
-                    await self._judge(client, mine[job.leader_id], job, missing)
-            except SlurmError:
+                    one = mine.get(job.leader_id)
+                    if one is not None:
+                        await self._judge(client, one, job, missing)
+            except (SlurmError, OSError):
                 continue  # it may answer the next time
 
     async def _judge(self, client: SlurmClient, one: Submission, job: JobInfo, missing: Mapping[str, float]) -> None:
+        if one.job_id in self._owed:
+            await self._replace(one)
+            return
         if job.state.ended:
-            if one.job not in self._kinds:  # added workers of the pool may be there without it
+            resubmits = self._config.cluster.continue_by == "resubmit"
+            if resubmits and job.state.may_return and one.job not in self._kinds:
+                # Its leader went with its node, or had no time: nobody else submits its successor.
+                _say(f"job {job.job_id} ({one.job}) is {job.state.value}: submitted anew")
+                await self._replace(one)
+            elif one.job not in self._kinds:  # added workers of the pool may be there without it
                 await self._fail(f"component {one.job} will not come: its job {job.job_id} is {job.state.value}")
             return
         # One that Slurm has started anew since then has not had its time yet; nor, perhaps, engines that load for long.
@@ -116,6 +132,7 @@ class PoolWatch:
     async def _replace(self, one: Submission) -> None:
         from launch.slurm.submit import run_id_of, submit_job
 
+        self._owed.add(one.job_id)  # until it has a successor: files may fail in between
         most = self._config.cluster.max_requeues
         again = record.continued(await asyncio.to_thread(record.read, self._layout), one.job)
         if again >= most:
@@ -130,6 +147,7 @@ class PoolWatch:
         except LaunchError as error:
             await self._fail(f"component {one.job} is gone and cannot be submitted anew: {error}")
             return
+        self._owed.discard(one.job_id)
         _say(f"{one.job} goes on as job {made.job_id}")
         self._came.discard(one.job)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
+import math
 import os
 import sys
 import tempfile
@@ -59,6 +61,17 @@ def _path(text: str) -> Path:
         raise CommandError(f"{text}: there is no such home directory: give a path from / or from here") from error
 
 
+def _amount(text: str) -> float:
+    """A number from 0 that is one."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0")
+    return value
+
+
 class _Chosen:
     """The arguments."""
 
@@ -103,10 +116,12 @@ def _parse(name: str, args: Sequence[str]) -> _Chosen:
         "--network", choices=("none", "open"), default="none",
         help="build: none runs %%post in a sandbox of ours; open lets Apptainer run it with this machine's network",
     )  # fmt: skip
-    parser.add_argument("--timeout", type=float, default=3600.0, metavar="S", help="build: seconds a step may take")
-    parser.add_argument("--older-than", type=float, metavar="DAYS", help="prune: layers not used for so long, too")
-    parser.add_argument("--quota", type=float, metavar="GIB", help="prune: least used layers, until so much is left")
-    parser.add_argument("--node", type=float, metavar="GIB", help="prune: unpacked ones of this node, down to so much")
+    parser.add_argument("--timeout", type=_amount, default=3600.0, metavar="S", help="build: seconds a step may take")
+    parser.add_argument("--older-than", type=_amount, metavar="DAYS", help="prune: layers not used for so long, too")
+    parser.add_argument("--quota", type=_amount, metavar="GIB", help="prune: least used layers, until so much is left")
+    parser.add_argument(
+        "--node", type=_amount, metavar="GIB", help="prune: unpacked ones of this node, down to so much"
+    )
     parser.add_argument("--dry-run", action="store_true", help="prune: only say what would go")
     parser.add_argument("--json", action="store_true", help="list, prune: for programs")
     return parser.parse_args(

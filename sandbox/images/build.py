@@ -32,6 +32,8 @@ LOCAL = frozenset({"localimage", "docker-archive", "oci-archive", "oci"})
 _LIMITS = SandboxLimits(pack_bytes=MAX_BYTES, pack_entries=MAX_ENTRIES)
 _LONGEST_SCRIPT = 120_000
 """Bytes: a script is one argument, of which the kernel takes 128 KiB."""
+_REFUSED = "capability set"
+"""In what Apptainer (1.4) says where it asks for capabilities that this root does not have."""
 _OUTPUT = 64 * 1024
 _SHOWN = 600
 
@@ -87,8 +89,8 @@ class Builder:
             stored = self.stored(base, root) if kind == "localimage" else None
             if stored is not None:
                 return stored
-            source = beside / Path(base).expanduser()
-            if not source.exists():
+            source = beside / _expanded(base)
+            if not _exists(source):
                 raise ImageError(
                     f"the base {base!r} is neither an image of the store nor a file at {source}", boundary="images"
                 )
@@ -101,7 +103,7 @@ class Builder:
     def _add_files(self, definition: Definition, beside: Path, root: Path) -> None:
         writer = RootWriter(root, "%files", max_bytes=MAX_BYTES, max_entries=MAX_ENTRIES)
         for pattern, target in definition.files:
-            sources = sorted(glob.glob(str(beside / Path(pattern).expanduser())))  # noqa: PTH207 - may be absolute
+            sources = sorted(glob.glob(str(beside / _expanded(pattern))))  # noqa: PTH207 - may be absolute
             if not sources:
                 raise ImageError(f"%files: there is no {pattern} beside {beside}", boundary="images")
             for name in sources:
@@ -168,7 +170,7 @@ class Builder:
         }  # fmt: skip
         command = ["apptainer", "--nocolor", "build", "--force", "--sandbox", str(target), str(file)]
         said: list[str] = []
-        # A root that lacks a capability (as in a container) is refused; in a user namespace it has them all.
+        why = ""
         for before in ((), ("unshare", "--user", "--map-root-user", "--")):
             said.clear()
             try:
@@ -178,6 +180,9 @@ class Builder:
                 return target
             except ImageError as error:
                 why = str(error)
+                # A root that lacks a capability (as in a container) is refused; in a user namespace it has them all.
+                if not any(_REFUSED in line for line in said):
+                    break
         raise ImageError(f"apptainer cannot build {what}: {why}: {_end(' '.join(said))}", boundary="images")
 
 
@@ -197,6 +202,21 @@ def _members(source: Path, where: Path) -> Iterator[Member]:
         return
     with source.open("rb") as content:
         yield Member(prefix, "file", source.stat().st_mode & 0o777, content=content)
+
+
+def _expanded(text: str) -> Path:
+    """A path that may begin with somebody's home."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise ImageError(f"{text}: there is no such home directory", boundary="images") from error
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # no name of a file: too long, or a NUL byte
+        return False
 
 
 def _end(text: str) -> str:

@@ -1,21 +1,27 @@
-"""Apptainer definition files as spython parses them, checked; and Apptainer's commands, driven by spython.
+"""Apptainer definition files as spython parses them, checked; and a build's commands, run within their time.
 
 spython 0.3.14 spoils what it was not made for, which is mended here: names of base images are lowercased, lines of
-scripts lose their indentation, a base that is no Docker image is refused.
+scripts lose their indentation, a base that is no Docker image is refused. Its way to run
+commands is not used: one whose output nobody reads any more would go on, and its environment would stand in a command
+line that all users see.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import selectors
 import shlex
+import signal
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 from spython.main.parse.parsers import SingularityParser
-from spython.utils import stream_command
 
 from sandbox.errors import ImageError
 
@@ -158,21 +164,53 @@ def _variable(line: str) -> tuple[str, str]:
 
 
 def driven(command: Sequence[str], env: Mapping[str, str], timeout_s: float) -> Iterator[str]:
-    """Run a build's command by spython, and give what it says line by line as it comes. Blocks.
+    """Run a build's command, and give what it says line by line as it comes. Blocks.
 
     Args:
         command: words.
         env: its whole environment.
-        timeout_s: wall seconds after which it is killed.
+        timeout_s: wall seconds after which it is killed with its process group, as when nobody reads on.
 
     Raises:
         ImageError: it failed; its end is the last line that was given.
     """
-    words = ["timeout", "--kill-after=5", f"{timeout_s:g}", "env", "-i", *(f"{name}={env[name]}" for name in env)]
+    deadline = time.monotonic() + timeout_s
     try:
-        yield from stream_command(["sh", "-c", 'exec "$@" </dev/null', "sh", *words, *command], output_type="both")
-    except subprocess.CalledProcessError as error:
-        why = f"not done within {timeout_s:g} s" if error.returncode in (124, 137) else f"ended with {error.returncode}"
-        raise ImageError(why, boundary="images") from error
-    except UnicodeDecodeError as error:
-        raise ImageError(f"it said what is no text: {error}", boundary="images") from error
+        process = subprocess.Popen(
+            list(command), env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise ImageError(f"{command[0]} cannot be started: {error.strerror}", boundary="images") from error
+    assert process.stdout is not None
+    with process.stdout as output:
+        try:
+            yield from _lines_until(output, deadline)
+            code = process.wait(max(0.0, deadline - time.monotonic()))
+        except (TimeoutError, subprocess.TimeoutExpired) as error:
+            raise ImageError(f"not done within {timeout_s:g} s", boundary="images") from error
+        finally:
+            if process.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    if code:
+        raise ImageError(f"ended with {code}", boundary="images")
+
+
+def _lines_until(output: IO[bytes], deadline: float) -> Iterator[str]:
+    """Lines as they come; TimeoutError at the deadline."""
+    rest = b""
+    with selectors.DefaultSelector() as ready:
+        ready.register(output, selectors.EVENT_READ)
+        while True:
+            if not ready.select(max(0.0, deadline - time.monotonic())):
+                raise TimeoutError
+            data = os.read(output.fileno(), 65536)
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                yield line.decode("utf-8", "replace") + "\n"
+            if not data:
+                if rest:
+                    yield rest.decode("utf-8", "replace")
+                return

@@ -32,19 +32,27 @@ def _template_message(message: Mapping[str, Any]) -> dict[str, Any]:
         shown["content"] = "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     elif content is None:
         shown["content"] = ""
-    if shown.get("tool_calls"):
-        shown["tool_calls"] = [_template_call(call) for call in shown["tool_calls"]]
+    calls = shown.get("tool_calls")
+    if calls:
+        if not isinstance(calls, list):
+            raise RequestError("tool_calls is no list", param="messages")
+        shown["tool_calls"] = [_template_call(call) for call in calls]
     return shown
 
 
-def _template_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = dict(call.get("function") or {})
+def _template_call(call: Any) -> dict[str, Any]:
+    given = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(given, Mapping):
+        raise RequestError("a tool call has no function", param="messages")
+    function = dict(given)
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
             function["arguments"] = json.loads(arguments) if arguments else {}
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RequestError(f"the arguments of a tool call are not JSON: {error}", param="messages") from error
+        if not isinstance(function["arguments"], dict):
+            raise RequestError("the arguments of a tool call are no JSON object", param="messages")
     return {**call, "function": function}
 
 

@@ -15,7 +15,7 @@ from sandbox.errors import LayerError, LimitExceeded, SandboxError
 from sandbox.protocols import Sandbox, SandboxBackend, SandboxLimits, SandboxSpec
 from stages.chat import ChatTokenizer
 from stages.engine_client import EngineClient
-from stages.errors import AgentError, PolicyTimeoutError, RolloutError, StageError
+from stages.errors import AgentError, LLMError, PolicyTimeoutError, RolloutError, StageError
 from stages.handoff import SegmentWriter
 from stages.http import RouterLink
 from stages.identity import here
@@ -184,6 +184,9 @@ class RunHand(Stagehand):
                     await self._agent.run(given.payload, model, sandbox, self._limits)
         except TimeoutError as error:
             if budget.expired():
+                if model.unanswered is not None:
+                    message = f"the fleet was away when the attempt's {given.budget:g} s ended: {model.unanswered}"
+                    raise LLMError(message) from error
                 return PolicyTimeoutError.failure_class, f"the attempt used up its {given.budget:g} s of service time"
             if error.errno is not None:
                 raise

@@ -26,6 +26,7 @@ class AttemptSession:
         self._link, self._sampler = link, sampler
         self._rollout_id, self._attempt = rollout_id, attempt
         self._session: SessionOut | None = None
+        self._adapter: str | None = None
         self._asked_at = 0.0
         self._lost = asyncio.Event()
 
@@ -48,6 +49,7 @@ class AttemptSession:
         body = SessionIn(rollout_id=self._rollout_id, attempt=self._attempt, failed=failed)
         self._lost.clear()
         self._session = await self._link.call("POST", "/v1/sessions", body, answer=SessionOut)
+        self._adapter = self._session.adapter
         self._asked_at = time.monotonic()
         return self._session
 
@@ -58,11 +60,13 @@ class AttemptSession:
     async def generate(
         self, url: str, token_ids: Sequence[int], sampling: Sampling, *, name: str, timeout_s: float, **more: Any
     ) -> Completion:
-        """See EngineClient; given up when the replica is lost.
+        """See EngineClient; of the adapter that the session names; given up when the replica is lost.
 
         Raises:
             EngineUnavailableError: also when the router says that the replica is down.
         """
+        if self._adapter is not None:
+            more = {"model": self._adapter, **more}
         asking = asyncio.ensure_future(
             self._sampler.generate(url, token_ids, sampling, name=name, timeout_s=timeout_s, **more)
         )

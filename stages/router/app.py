@@ -6,117 +6,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeVar
+from collections.abc import Callable
+from typing import Any, Final
 
 import msgspec
 
 from stages import control
 from stages.errors import FencedError, JournalError, ServiceError, ShardError
 from stages.ledger.events import Draining
+from stages.router import compat_gym, compat_prorl, events, openapi
 from stages.router.auth import Role, Tokens
 from stages.router.core import Router
 from stages.router.leasing import Leasing
 from stages.router.metrics import render
+from stages.router.openapi import Handler, Param, Spec
 from stages.router.replicas import Replicas
+from stages.router.requests import answer, parse, query, read_body, refusal
 from stages.router.rollouts import Rollouts, encode_lines
 from stages.router.views import status_view
-from stages.web import ClientDisconnect, Request, Response, Route, Starlette
+from stages.web import ClientDisconnect, Request, Response, Route, Starlette, StreamingResponse
 from stages.wire import CommitsIn, HeartbeatIn, LeaseIn, PolicyIn, ReplicaIn, RolloutsIn, SessionIn
 
-MAX_BODY: Final = 64 << 20
 MAX_WAIT_S: Final = 60.0
 TRAINER: Final = frozenset[Role]({"trainer"})
 WORKER: Final = frozenset[Role]({"worker"})
 BOTH: Final = TRAINER | WORKER
-NOT_BUILT: Final = {
-    ("GET", "/v1/events"): "server-sent events",
-    ("GET", "/"): "the dashboard",
-    ("POST", "/run"): "NeMo Gym's agent contract",
-    ("GET", "/status"): "ProRL Agent's routes",
-    **{("POST", f"/{name}"): "ProRL Agent's routes" for name in (
-        "start", "stop", "process", "cancel", "add_llm_server", "clear_llm_server")},
-}  # fmt: skip
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-Handler = Callable[[Request], Awaitable[Response]]
-
-
-def answer(value: Any, status: int = 200) -> Response:
-    """A JSON response."""
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
-
-
-def refusal(error: ServiceError) -> Response:
-    """The error body of the contract, with Retry-After where waiting helps."""
-    detail = {k: v for k, v in error.detail.items() if k != "retry_after_s"}
-    body = {"error": {"code": error.code, "message": str(error), "detail": detail}}
-    response = answer(body, error.status)
-    if "retry_after_s" in error.detail:
-        response.headers["Retry-After"] = str(error.detail["retry_after_s"])
-    return response
-
-
-async def read_body(request: Request) -> bytes:
-    """The whole body.
-
-    Raises:
-        ServiceError: 413, larger than the limit; 415, not JSON by its own word.
-    """
-    content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip()
-    if content_type != "application/json":
-        raise ServiceError(415, "unsupported_media_type", f"content-type {content_type!r}: send application/json")
-    announced = request.headers.get("content-length", "0")
-    chunks, size = [], int(announced) if announced.isdecimal() else 0
-    if size <= MAX_BODY:
-        size = 0
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > MAX_BODY:
-                break
-            chunks.append(chunk)
-    if size > MAX_BODY:
-        raise ServiceError(413, "too_large", f"body of over {MAX_BODY} bytes: send fewer tasks at a time")
-    return b"".join(chunks)
-
-
-def parse(body: bytes, kind: type[T]) -> T:
-    """The body as a request record.
-
-    Raises:
-        ServiceError: 400, naming the field.
-    """
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        message = str(error)
-        where = re.search(r"`\$\.?([^`]*)`", message)
-        unknown = re.search(r"unknown field `(\w+)`", message)
-        field = unknown[1] if unknown else (where[1] if where else "body")
-        raise ServiceError(400, "invalid", f"{field or 'body'}: {message}", field=field) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ServiceError(400, "invalid", f"body: not JSON: {error}", field="body") from error
-
-
-def query(request: Request, name: str, kind: Callable[[str], T], default: T, low: float | None = None) -> T:
-    """A query parameter.
-
-    Raises:
-        ServiceError: 400, not of its kind or below `low`.
-    """
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    try:
-        value = kind(text)
-    except ValueError as error:
-        raise ServiceError(400, "invalid", f"{name}: {text!r} is not {kind.__name__}", field=name) from error
-    if low is not None and not low <= value < float("inf"):  # type: ignore[operator]
-        raise ServiceError(400, "invalid", f"{name}: {text!r} is not a number from {low:g}", field=name)
-    return value
 
 
 class Service:
@@ -127,6 +43,11 @@ class Service:
     ) -> None:
         self._router, self._rollouts, self._leasing, self._replicas = router, rollouts, leasing, replicas
         self._members = members
+
+    @property
+    def compat(self) -> compat_prorl.Parts:
+        """What other systems' routes are made of."""
+        return compat_prorl.Parts(self._router, self._rollouts, self._replicas)
 
     async def submit(self, request: Request) -> Response:
         body = await read_body(request)
@@ -150,6 +71,12 @@ class Service:
         rows = request.query_params.get("rows", "0") not in {"0", "false", ""}
         lines, upto = await self._rollouts.results(after, request.query_params.get("tag"), wait_s, limit, rows)
         return Response(encode_lines(lines), 200, {"X-Next-After": str(upto)}, "application/x-ndjson")
+
+    async def events(self, request: Request) -> Response:
+        last = request.headers.get("last-event-id", "")
+        after = int(last) if last.isdecimal() and len(last) < 19 else query(request, "after", int, 0, 0)
+        sent = events.stream(self._router, after, request.query_params.get("tag"))
+        return StreamingResponse(sent, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
     async def trajectory(self, request: Request) -> Response:
         return answer(await self._rollouts.trajectory(request.path_params["id"]))
@@ -221,37 +148,61 @@ class Service:
         return answer({"status": "ready", "epoch": self._router.epoch})
 
 
-def create_app(service: Service, tokens: Tokens) -> Starlette:
-    """All routes, each behind its role; /healthz, /readyz and /metrics are open."""
-    s = service
-    table: list[tuple[str, str, Handler, frozenset[Role] | None]] = [
-        ("POST", "/v1/rollouts", s.submit, TRAINER),
-        ("GET", "/v1/rollouts", s.listing, TRAINER),
-        ("GET", "/v1/rollouts/{id}", s.rollout, TRAINER),
-        ("DELETE", "/v1/rollouts/{id}", s.cancel_rollout, TRAINER),
-        ("GET", "/v1/groups/{id}", s.group, TRAINER),
-        ("DELETE", "/v1/groups/{id}", s.cancel_group, TRAINER),
-        ("GET", "/v1/results", s.results, TRAINER),
-        ("GET", "/v1/trajectories/{id}", s.trajectory, TRAINER),
-        ("GET", "/v1/policy", s.policy, BOTH),
-        ("POST", "/v1/policy", s.set_policy, TRAINER),
-        ("GET", "/v1/replicas", s.replicas, BOTH),
-        ("POST", "/v1/replicas", s.replica_joins, BOTH),
-        ("DELETE", "/v1/replicas/{id}", s.replica_leaves, BOTH),
-        ("POST", "/v1/sessions", s.open_session, WORKER),
-        ("DELETE", "/v1/sessions/{id}", s.close_session, WORKER),
-        ("POST", "/v1/lease", s.lease, WORKER),
-        ("POST", "/v1/heartbeat", s.heartbeat, WORKER),
-        ("POST", "/v1/commit", s.commit, WORKER),
-        ("DELETE", "/v1/members/{id}", s.member_gone, WORKER),
-        ("POST", "/v1/drain", s.drain, BOTH),
-        ("GET", "/v1/status", s.status, BOTH),
-        ("GET", "/metrics", s.metrics, None),
-        ("GET", "/healthz", s.healthz, None),
-        ("GET", "/readyz", s.readyz, None),
-    ]
-    table += [(method, path, _not_built(what), TRAINER) for (method, path), what in NOT_BUILT.items()]
-    routes = [Route(path, _guarded(handler, tokens, roles), methods=[method]) for method, path, handler, roles in table]
+_AFTER: Final = Param("after", "integer", "the seq to go on from", low=0)
+_TAG: Final = Param("tag", "string", "only lines of this tag")
+
+
+def _specs(s: Service) -> list[Spec]:
+    """The native routes. Those without roles are open."""
+    return [
+        Spec("POST", "/v1/rollouts", s.submit, TRAINER, "ask for rollouts", RolloutsIn, status=202,
+             headers=(Param("Idempotency-Key", "string", "the same key and body is accepted once", max_length=512),)),
+        Spec("GET", "/v1/rollouts", s.listing, TRAINER, "rollouts by pages", query=(
+             Param("state", "string", "only of this state"), _TAG, Param("after", "string", "`next` of a page"))),
+        Spec("GET", "/v1/rollouts/{id}", s.rollout, TRAINER, "one rollout"),
+        Spec("DELETE", "/v1/rollouts/{id}", s.cancel_rollout, TRAINER, "cancel a rollout", status=202),
+        Spec("GET", "/v1/groups/{id}", s.group, TRAINER, "one group"),
+        Spec("DELETE", "/v1/groups/{id}", s.cancel_group, TRAINER, "cancel a group", status=202),
+        Spec("GET", "/v1/results", s.results, TRAINER, "published lines after a seq", media="application/x-ndjson",
+             query=(_AFTER, _TAG, Param("wait_s", "number", "long poll; 60 at most", low=0),
+                    Param("limit", "integer", "lines at most", low=1), Param("rows", "string", "1: rollouts too"))),
+        Spec("GET", "/v1/trajectories/{id}", s.trajectory, TRAINER, "a committed row"),
+        Spec("GET", "/v1/events", s.events, TRAINER, "published lines as server-sent events",
+             media="text/event-stream", query=(_AFTER, _TAG)),
+        Spec("GET", "/v1/policy", s.policy, BOTH, "the policy version"),
+        Spec("POST", "/v1/policy", s.set_policy, TRAINER, "set the policy version", PolicyIn),
+        Spec("GET", "/v1/replicas", s.replicas, BOTH, "the fleet"),
+        Spec("POST", "/v1/replicas", s.replica_joins, BOTH, "add an engine", ReplicaIn),
+        Spec("DELETE", "/v1/replicas/{id}", s.replica_leaves, BOTH, "drain an engine and remove it"),
+        Spec("POST", "/v1/sessions", s.open_session, WORKER, "where an attempt generates", SessionIn),
+        Spec("DELETE", "/v1/sessions/{id}", s.close_session, WORKER, "end a session"),
+        Spec("POST", "/v1/lease", s.lease, WORKER, "take work", LeaseIn),
+        Spec("POST", "/v1/heartbeat", s.heartbeat, WORKER, "renew leases", HeartbeatIn),
+        Spec("POST", "/v1/commit", s.commit, WORKER, "hand in results", CommitsIn),
+        Spec("DELETE", "/v1/members/{id}", s.member_gone, WORKER, "a member's process has ended"),
+        Spec("POST", "/v1/drain", s.drain, BOTH, "lease nothing more", status=202),
+        Spec("GET", "/v1/status", s.status, BOTH, "how the run stands"),
+        Spec("GET", "/", _not_built("the dashboard"), TRAINER, "the dashboard", status=501),
+        Spec("GET", "/metrics", s.metrics, None, "Prometheus metrics", media="text/plain"),
+        Spec("GET", "/healthz", s.healthz, None, "the process answers"),
+        Spec("GET", "/readyz", s.readyz, None, "the journal takes events"),
+    ]  # fmt: skip
+
+
+def create_app(
+    service: Service, tokens: Tokens, *, prorl: bool = False, gym_row: compat_gym.GymRow | None = None
+) -> Starlette:
+    """All routes, each behind its role; other systems' where they are switched on."""
+    specs = _specs(service)
+    specs += compat_prorl.specs(service.compat, TRAINER, on=prorl)
+    specs += compat_gym.specs(service.compat, TRAINER, gym_row)
+    document = msgspec.json.encode(openapi.document(specs))
+
+    async def described(request: Request) -> Response:
+        return Response(document, media_type="application/json")
+
+    specs.append(Spec("GET", "/openapi.json", described, None, "this API"))
+    routes = [Route(spec.path, _guarded(spec.handler, tokens, spec.roles), methods=[spec.method]) for spec in specs]
     return Starlette(routes=routes, exception_handlers={404: _no_route, 405: _no_route})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hmac
 import secrets
 from typing import Literal
@@ -35,15 +36,25 @@ class Tokens:
         Raises:
             ServiceError: 401 without a known token, 403 with the other role's.
         """
-        scheme, _, token = (header or "").partition(" ")
-        given = token.strip().encode()
+        scheme, given = _given(header or "")
         role: Role | None = None
         for name, expected in self._tokens.items():
             # Every token is compared, so that the time taken says nothing about which one was close.
             if hmac.compare_digest(given, expected):
                 role = name
-        if scheme.lower() != "bearer" or role is None:
+        if scheme not in {"bearer", "basic"} or role is None:
             raise ServiceError(401, "unauthorized", "Authorization: Bearer with a token of secrets/ is needed")
         if role not in allowed:
             wanted = " or ".join(sorted(allowed))
             raise ServiceError(403, "wrong_role", f"this route is for the {wanted}'s token, not the {role}'s")
+
+
+def _given(header: str) -> tuple[str, bytes]:
+    """Scheme and token. Basic's password is the token too: some clients can be given an address and nothing else."""
+    scheme, _, token = header.partition(" ")
+    if scheme.lower() != "basic":
+        return scheme.lower(), token.strip().encode(errors="replace")
+    try:
+        return "basic", base64.b64decode(token, validate=True).partition(b":")[2]
+    except ValueError:
+        return "basic", b""

@@ -7,6 +7,7 @@ callback may arrive twice (a router died between the answer and the journal): `s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import logging
@@ -158,10 +159,8 @@ class Callbacks:
             return
         over, self._over = self._over, {}
         failed = {group_id: problem for group_id, problem in over.items() if problem}
-        try:
+        with contextlib.suppress(JournalError):  # it stands in the journal's queue, or this epoch is over
             await self._router.submit(CalledBack(t=self._router.clock(), groups=list(over), failed=failed))
-        except JournalError:
-            pass  # it stands in the journal's queue, or this epoch is over
         for group_id in over:
             self._tries.pop(group_id, None)
             self._not_before.pop(group_id, None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 from stages import members
@@ -23,6 +23,7 @@ from stages.layout import RunLayout
 from stages.ledger.effects import Effect, Revoke
 from stages.ledger.events import AnyEvent, Committed, EpochBegan, MemberGone, Part, Rules, Tick
 from stages.ledger.machine import Ledger
+from stages.ledger.state import RUN
 from stages.router.clock import Clock
 from stages.router.publisher import Publisher
 from stages.router.reopen import reopen
@@ -53,6 +54,8 @@ class Router:
         self.epoch = 0
         self.started = time.monotonic()
         self.lag_s: list[float] = []
+        self.run_room: Callable[[], int] = lambda: 1 << 30
+        """How many rollouts RUN may take more: no more of its polls are woken."""
         self.replayed = 0
         self.probed = Probed("", "")
         self.fence = Fence(layout, 0)
@@ -197,7 +200,7 @@ class Router:
         """Let as many long polls look as there is work queued."""
         for stage, queue in self.ledger.queues.by_stage.items():
             if self.waiters.parked(stage) and (queued := len(queue)):
-                self.waiters.wake(stage, queued)
+                self.waiters.wake(stage, min(queued, self.run_room()) if stage == RUN else queued)
 
     async def _tick(self) -> None:
         last = time.monotonic()

@@ -23,6 +23,8 @@ from stages.router.core import Router
 from stages.wire import PolicyIn
 
 NO_SUCH_ROUTE: Final = frozenset({404, 405, 501})
+CLOSE_S: Final = 5.0
+"""How long a leaving router lets a swap go on before it takes its hands off the engines."""
 CATCH_UP_S: Final = (2.0, 60.0)
 """First and longest wait before a replica that is behind is tried again."""
 
@@ -42,6 +44,14 @@ class Engines(Protocol):
 
     async def weight_version(self, url: str) -> str:
         """What the engine calls its weights."""
+        ...
+
+    async def is_paused(self, url: str) -> bool:
+        """Whether it draws nothing."""
+        ...
+
+    async def resume(self, url: str) -> None:
+        """Go on after a pause."""
         ...
 
 
@@ -74,6 +84,7 @@ class PolicyKeeper:
         self._one = asyncio.Lock()
         self._driving: asyncio.Task[None] | None = None
         self._waits: dict[str, _Waits] = {}
+        self._closed = False
         self.syncing: dict[str, str] = {}
         """Replicas that are being given weights now, with the mode that becomes of what they run."""
 
@@ -89,17 +100,17 @@ class PolicyKeeper:
         if weights.path is not None:
             await self._check_path(weights)
         async with self._one:
-            fleet = self._router.ledger.state.fleet
-            if fleet.weights == weights:
+            await self._settled()
+            if self._router.ledger.state.fleet.weights == weights:
                 return  # asked twice: the first asking has done it
             self._check_newer(weights)
-            if fleet.swap is None:
-                await self._router.submit(
-                    PolicyIntended(
-                        t=self._router.clock(), version=weights.version, weights_path=weights.path, mode=weights.mode,
-                        adapter=weights.adapter,
-                    )
-                )  # fmt: skip
+            self._check_open()
+            await self._router.submit(
+                PolicyIntended(
+                    t=self._router.clock(), version=weights.version, weights_path=weights.path, mode=weights.mode,
+                    adapter=weights.adapter,
+                )
+            )  # fmt: skip
             await self._driven()
 
     def _check_newer(self, weights: Weights) -> None:
@@ -122,8 +133,18 @@ class PolicyKeeper:
         except (WeightsError, OSError, ValueError) as error:
             raise ServiceError(400, "unusable_path", f"weights_path: {error}", field="weights_path") from error
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ServiceError(503, "stopping", "the router leaves; ask the next one", retry_after_s=1)
+
+    async def _settled(self) -> None:
+        """Drive what is pending, also where whoever asked for it has gone."""
+        if self._router.ledger.state.fleet.swap is not None:
+            await self._driven()
+
     async def _driven(self) -> None:
         """Drive the pending swap to its outcome, whoever stops waiting for it."""
+        self._check_open()
         if self._driving is None or self._driving.done():
             self._driving = asyncio.create_task(self._drive(), name="policy")
         await asyncio.shield(self._driving)
@@ -183,8 +204,41 @@ class PolicyKeeper:
         """At the start: what an earlier router intended and did not see through is done again."""
         if self._router.ledger.state.fleet.swap is not None:
             async with self._one:
-                if self._router.ledger.state.fleet.swap is not None:
-                    await self._driven()
+                await self._settled()
+
+    async def close(self, grace_s: float = CLOSE_S) -> None:
+        """The router leaves: no engine stays paused because of it. What is still undone then, the next one does."""
+        self._closed = True
+        if self._driving is None or self._driving.done():
+            return
+        _, late = await asyncio.wait({self._driving}, timeout=grace_s)
+        for task in late:
+            task.cancel()
+            await asyncio.wait({task})
+        if not self._driving.cancelled() and (error := self._driving.exception()) is not None:
+            log.error("the swap under way at the end failed: %s", error)
+
+    @property
+    def _busy(self) -> bool:
+        return self._one.locked() or self._router.ledger.state.fleet.swap is not None
+
+    async def unpause(self, replica: Replica) -> str | None:
+        """Resume a replica that this run's swaps left paused; the error where it stays so.
+
+        Only where the run loads the weights: a trainer that does pauses its engines itself, and would be disturbed.
+        """
+        weights = self._router.ledger.state.fleet.weights
+        if weights is None or weights.path is None or self._busy or replica.id in self.syncing:
+            return None
+        try:
+            paused = await self._engines.is_paused(replica.url)
+        except EngineControlError:
+            return None  # whether it answers at all is the health probes' business
+        if not paused or self._busy:
+            return None
+        async with self._one:  # no swap begins while it is being resumed
+            log.warning("%s was left paused: it is resumed", replica.id)
+            return await self._resumed(replica)
 
     def must_wait(self, replica: Replica) -> bool:
         """Whether a healthy replica may not serve yet, because it lacks the current weights."""
@@ -193,7 +247,7 @@ class PolicyKeeper:
     async def catch_up(self, replica: Replica) -> None:
         """Give a healthy replica that is out what it missed, now and then, and take it back when it has it."""
         waits = self._waits.setdefault(replica.id, _Waits())
-        if time.monotonic() < waits.until or self._one.locked():
+        if time.monotonic() < waits.until or self._busy:
             return
         async with self._one:
             weights = self._router.ledger.state.fleet.weights
@@ -211,12 +265,22 @@ class PolicyKeeper:
 
     async def _missing(self, replica: Replica, weights: Weights) -> str | None:
         if weights.adapter is None:
+            stamped = False
             with contextlib.suppress(EngineControlError):
-                if await self._engines.weight_version(replica.url) == str(weights.version):
-                    return None
+                stamped = await self._engines.weight_version(replica.url) == str(weights.version)
+            if stamped:
+                return await self._resumed(replica)
         if weights.path is None:
             return f"does not serve version {weights.version}: load it, stamp it, or register the replica anew"
         return await self._give(replica, weights, "abort")
+
+    async def _resumed(self, replica: Replica) -> str | None:
+        """A swap that broke after its stamp may have left it paused, of which /health says nothing."""
+        try:
+            await self._engines.resume(replica.url)
+        except EngineControlError as error:
+            return None if error.detail.get("status") in NO_SUCH_ROUTE else f"may be paused: {error}"
+        return None
 
     async def _change(self, replica: Replica, change: str, reason: str, version: int | None) -> None:
         event = ReplicaChanged(

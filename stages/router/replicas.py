@@ -40,6 +40,10 @@ class FleetRules(msgspec.Struct, frozen=True, kw_only=True):
     move_above: float = 0.0
     sync: Literal["together", "rolling"] = "together"
     steer: bool = True
+    hold: bool = False
+    """Whether RUN gets no lease while no replica of which this router knows that it is alive is ready."""
+    allow_tied: bool = True
+    """Whether tied embeddings survive a reload: they do in the embedded engine, in vLLM 0.32 they do not."""
 
 
 async def _nothing(url: str) -> Reading | None:
@@ -63,6 +67,8 @@ class Replicas:
         self.pressure = Pressure(self.rules.kv_gate)
         self.flow = Flow()
         self._failures: dict[str, int] = {}
+        self._seen: set[str] = set()
+        """Replicas that were healthy in this router's own life: the journal's word may be of an older one."""
         self._asked: dict[str, float] = {}
         self._moving: set[str] = set()
         self._catching_up: dict[str, asyncio.Task[None]] = {}
@@ -94,6 +100,7 @@ class Replicas:
         )  # fmt: skip
         joined = self._router.put(event)
         self._failures.pop(replica_id, None)
+        self._seen.add(replica_id)
         replica = self._router.ledger.state.fleet.replicas[replica_id]
         if self.policy is not None and self.policy.must_wait(replica):
             await self._change(replica_id, "down", "has not loaded the current policy version yet")
@@ -105,6 +112,7 @@ class Replicas:
     def woken(self) -> None:
         """A replica may have become ready: whoever waits for one looks again."""
         self._router.waiters.wake("replica", 1 << 30)
+        self._router.wake_leases()
 
     async def leave(self, replica_id: str) -> dict[str, Any]:
         """Drain: no new sessions; gone when the last one ends."""
@@ -115,6 +123,7 @@ class Replicas:
 
     async def remove(self, replica_id: str, reason: str) -> None:
         """The replica's process has ended: its sessions are open to be assigned anew."""
+        self._seen.discard(replica_id)
         if replica_id in self._router.ledger.state.fleet.replicas:
             await self._change(replica_id, "leave", reason)
 
@@ -201,20 +210,28 @@ class Replicas:
         return {"version": self._router.ledger.state.policy_version, "replicas": self.policy_view()}
 
     def uneasy(self, rollouts: list[str]) -> tuple[list[str], list[str]]:
-        """Of these rollouts in RUN: whose session moves at its next turn, and whose replica is down."""
-        fleet = self._router.ledger.state.fleet
+        """Of these rollouts, whose leases were renewed: whose session moves at its next turn, whose replica is down."""
+        fleet, now = self._router.ledger.state.fleet, time.monotonic()
         lost = []
         for rollout_id in rollouts:
             session = fleet.sessions.get(rollout_id)
+            if session is not None:
+                self._asked[rollout_id] = now  # its worker is there: a generation may take longer than the idle time
             if session is not None and fleet.usable(rollout_id, session.attempt) is None:
                 lost.append(rollout_id)
         return [rollout_id for rollout_id in rollouts if rollout_id in self._moving], lost
 
     def run_room(self) -> int:
         """How many rollouts RUN may take more."""
+        if self.rules.hold and not self._manned():
+            return 0
         if not self.rules.steer or self.flow.limit is None:
             return 1 << 30
         return self.flow.room(self._running())
+
+    def _manned(self) -> bool:
+        replicas = self._router.ledger.state.fleet.replicas
+        return any(replicas[name].health == READY for name in self._seen if name in replicas)
 
     def _running(self) -> int:
         return sum(lease.stage == RUN for lease in self._router.ledger.state.leases.values())
@@ -230,8 +247,13 @@ class Replicas:
                 tasks.create_task(_every(READ_S, self.look), name="readings")
                 tasks.create_task(_every(PROBE_S, self._probe_all), name="health")
         finally:
-            for task in self._catching_up.values():
+            # Cancelled in mid-swap they resume their engines, which needs the engines' client: it is waited for.
+            late = list(self._catching_up.values())
+            for task in late:
                 task.cancel()
+            if self.policy is not None:
+                await self.policy.close()
+            await asyncio.gather(*late, return_exceptions=True)
 
     async def _probe_all(self) -> None:
         replicas = list(self._router.ledger.state.fleet.replicas)
@@ -245,13 +267,19 @@ class Replicas:
         healthy = await self._probe(replica.url)
         failures = 0 if healthy else self._failures.get(replica_id, 0) + 1
         self._failures[replica_id] = failures
+        is_new = healthy and replica_id not in self._seen
+        if healthy:
+            self._seen.add(replica_id)
         if healthy and replica.health == DOWN:
             if self.policy is not None and self.policy.must_wait(replica):
                 self._catch_up(replica)
                 return
             await self._change(replica_id, "ready", "")
             self.woken()
+        elif is_new:
+            self.woken()
         elif failures >= FAILURES_TO_EJECT and replica.health == READY:
+            self._seen.discard(replica_id)
             await self._change(replica_id, "down", f"{failures} probes of {replica.url}/health failed")
 
     def _catch_up(self, replica: Replica) -> None:
@@ -270,6 +298,9 @@ class Replicas:
         async def one(replica: Replica) -> tuple[str, Reading] | None:
             async with gate:
                 reading = await self._read(replica.url)
+                stuck = None if self.policy is None else await self.policy.unpause(replica)
+            if stuck is not None and replica.id in fleet.replicas and replica.health == READY:
+                await self._change(replica.id, "down", stuck)
             return None if reading is None else (replica.id, reading)
 
         found = await asyncio.gather(*(one(r) for r in list(fleet.replicas.values()) if r.health != DOWN))

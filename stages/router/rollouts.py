@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -127,7 +127,7 @@ class Rollouts:
         """One group's state, open or closed."""
         group = self._router.ledger.state.groups.get(group_id)
         if group is not None:
-            return _group_view(group)
+            return _group_view(group, self._router.ledger.state.rollouts)
         line = await self._published(group_id, self._router.publisher.seq_of_group)
         return {"state": "closed", "open": 0, **line}
 
@@ -224,10 +224,13 @@ def _ended_view(line: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _group_view(group: Group) -> dict[str, Any]:
+def _group_view(group: Group, rollouts: Mapping[str, Rollout]) -> dict[str, Any]:
+    """`begun`: an attempt of any of its rollouts is under way or over."""
+    still_open = [rollouts[rollout_id] for rollout_id in group.rollouts if rollout_id in rollouts]
     return {
         "group_id": group.id, "task_id": group.task_id, "tag": group.tag, "state": "open", "open": group.open,
         "usable": group.usable, "rollout_ids": group.rollouts,
+        "begun": len(still_open) < len(group.rollouts) or any(rollout.attempt for rollout in still_open),
     }  # fmt: skip
 
 

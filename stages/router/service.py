@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import msgspec
 
 from stages import beacon, control, sharedfs
 from stages.beacon import Beacon
-from stages.engine_control import EngineControl, EngineControlError
+from stages.engine_control import EngineControl, EngineControlError, check_weights
 from stages.errors import FencedError
 from stages.http import InvalidURL, TransportError, make_client
 from stages.identity import here, slurm_job_id
@@ -24,6 +25,8 @@ from stages.ledger.events import Cancelled, Draining, Rules
 from stages.members import present
 from stages.router.app import Service, create_app
 from stages.router.auth import Tokens
+from stages.router.callbacks import Callbacks
+from stages.router.compat_gym import GymRow
 from stages.router.core import Router
 from stages.router.leasing import Budgets, Leasing
 from stages.router.policy import PolicyKeeper
@@ -52,6 +55,11 @@ class RouterOptions(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     stall_s: float = STALL_S
     fleet: FleetRules = FleetRules()
+    callbacks: tuple[str, ...] = ()
+    """URL prefixes that callbacks may go to."""
+    prorl: bool = False
+    gym_row: GymRow | None = None
+    """Makes NeMo Gym's rows; its route is there where this is."""
 
 
 @contextlib.asynccontextmanager
@@ -82,7 +90,7 @@ async def serve(layout: RunLayout, served: ServedTask, options: RouterOptions, s
         Router.opened(layout, options.run_id, options.rules, node, stall_s=options.stall_s) as router,
     ):
         service = _service(router, served, options, probe, engines)
-        app = create_app(service.http, Tokens(layout))
+        app = create_app(service.http, Tokens(layout), prorl=options.prorl, gym_row=options.gym_row)
         url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         async def on_ready(listening: str) -> None:
@@ -97,6 +105,7 @@ async def serve(layout: RunLayout, served: ServedTask, options: RouterOptions, s
                     tasks.create_task(_beat(layout, router, found, options.rules.lease_ttl_s / 5), name="beat"),
                     tasks.create_task(service.replicas.watch(), name="probes"),
                     tasks.create_task(_obey(layout, router, service.leasing), name="control"),
+                    tasks.create_task(service.callbacks.run(), name="callbacks"),
                 ]
                 await stop.wait()
                 router.stop()
@@ -114,6 +123,7 @@ class _Parts(msgspec.Struct, frozen=True):
     http: Service
     replicas: Replicas
     leasing: Leasing
+    callbacks: Callbacks
 
 
 def _engine_key(layout: RunLayout) -> str | None:
@@ -136,11 +146,18 @@ def _service(
     router: Router, served: ServedTask, options: RouterOptions, probe: Probe, engines: EngineControl
 ) -> _Parts:
     rollouts = Rollouts(router, served, options.sampling, options.max_open)
+    callbacks = Callbacks(router, options.callbacks)
+    rollouts.check_callback = callbacks.check
     leasing = Leasing(router, served, options.sampling, options.budgets)
     replicas = Replicas(router, probe, _reader(engines), options.fleet)
-    replicas.policy = PolicyKeeper(router, engines, sync=options.fleet.sync, woken=replicas.woken)
+    replicas.policy = PolicyKeeper(
+        router, engines, sync=options.fleet.sync, woken=replicas.woken,
+        check=functools.partial(check_weights, allow_tied=options.fleet.allow_tied),
+    )  # fmt: skip
+    router.run_room = replicas.run_room
     leasing.run_room, leasing.uneasy = replicas.run_room, replicas.uneasy
-    return _Parts(Service(router, rollouts, leasing, replicas, _members(router, leasing)), replicas, leasing)
+    http = Service(router, rollouts, leasing, replicas, _members(router, leasing))
+    return _Parts(http, replicas, leasing, callbacks)
 
 
 def _members(router: Router, leasing: Leasing) -> Callable[[], list[dict[str, Any]]]:

@@ -2,7 +2,8 @@
 
 Order is what makes it safe at any moment: the Parquet files appear whole (temporary name, fsync, rename), are read back
 and compared, then the record names them, and only then do shards go. Killed before the record, it has changed nothing
-that readers look at; killed after, the next call removes the rest. Only rows that the index names are kept.
+that readers look at; killed after, the next call removes the rest. Only rows that the index names are kept, so the last
+router must have ended in order: one that died may have committed rows that only its successor publishes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import pyarrow.parquet as pq
 
 from stages import beacon, members, sharedfs
 from stages.errors import ShardError
-from stages.identity import is_surely_dead
 from stages.layout import RunLayout
 from stages.shards.index import RowsLine, read_index
 from stages.shards.parquet import COMPRESSED, Sink
@@ -45,13 +45,18 @@ class Compacted:
     shard_bytes: int
 
 
-def check_ended(layout: RunLayout) -> None:
-    """Raise ShardError while a router or an EVAL worker of the run may be alive: its rows could still be committed."""
+def check_published(layout: RunLayout) -> None:
+    """Raise ShardError unless the router left in order: what it had committed is in the index then, and not before."""
     found = beacon.read(layout)
-    if found is not None and not found.ended and not is_surely_dead(found.identity):
+    if found is not None and not found.ended:
         raise ShardError(
-            f"{layout.root}: its router ({found.node}, pid {found.pid}) has not ended: compact the run when it has"
+            f"{layout.root}: its router ({found.node}, pid {found.pid}) has not ended in order, so the index may lack "
+            "committed rollouts: compact the run when it has ended; if the router died, resume it first"
         )
+
+
+def check_ended(layout: RunLayout) -> None:
+    """Raise ShardError while an EVAL worker of the run may be alive."""
     alive = sorted(name for name in members.names(layout) if name.startswith("eval"))
     if alive:
         raise ShardError(
@@ -65,25 +70,35 @@ def compact(
 ) -> Compacted:
     """Rewrite what is committed and not compacted yet; blocking.
 
+    Args:
+        run_dir: of a run whose router has ended in order, or that never had one.
+        group_bytes: of a row group, before compression.
+        file_bytes: of a file, before compression.
+        force: whatever workers have left in members/, for a caller who knows that they are dead.
+
     Raises:
-        ShardError: the run may still write, a committed row cannot be read, or what was written reads back otherwise.
+        ShardError: the run may still write or publish, a committed row cannot be read, or what was written reads back
+            otherwise.
         OSError: the filesystem refuses; nothing that readers need is gone.
     """
     layout = RunLayout(run_dir)
+    check_published(layout)
     if not force:
         check_ended(layout)
     before = read_record(layout)
     lines = [line for line in read_index(run_dir) if isinstance(line, RowsLine) and line.shard is not None]
-    fresh = [line for line in lines if line.shard not in set(before.replaced)]
+    sealed = frozenset(before.replaced)
+    fresh = [line for line in lines if line.seq > before.last_seq or line.shard not in sealed]
     shards = sorted({str(line.shard) for line in fresh})
     files: list[SealedFile] = []
     if fresh:
         with ShardReader(run_dir) as reader:
             for rows in _cut(map(reader.read, fresh), file_bytes):
                 files.append(_write_file(layout, len(before.files) + len(files), rows, group_bytes))
-        record = Compaction(before.v, SCHEMA_VERSION, before.files + files, before.replaced + shards)
+        replaced = list(dict.fromkeys(before.replaced + shards))
+        record = Compaction(before.v, SCHEMA_VERSION, before.files + files, replaced, fresh[-1].seq)
         sharedfs.write_atomic(record_path(layout), record.encode())
-    removed = [_remove(layout.resolve(shard)) for shard in before.replaced + shards]
+    removed = [_remove(layout.resolve(shard)) for shard in dict.fromkeys(before.replaced + shards)]
     gone = [size for size in removed if size is not None]
     return Compacted(len(fresh), len(files), sum(file.bytes for file in files), len(gone), sum(gone))
 
@@ -113,7 +128,8 @@ def _cut(rows: Iterable[ShardRow], limit: int) -> Iterator[list[ShardRow]]:
 
 def _bytes(row: ShardRow) -> int:
     """Bytes of a rollout, roughly: Arrow's own count of a slice takes a millisecond."""
-    return sum(_TOKEN_BYTES * len(chain.array("token_ids")) + _ROW_BYTES for chain in row.chains)
+    said = len(row["messages"] or "") if row.chains else 0
+    return said + sum(_TOKEN_BYTES * len(chain.array("token_ids")) + _ROW_BYTES for chain in row.chains)
 
 
 def _tables(rows: list[ShardRow], group_bytes: int) -> Iterator[tuple[int, pa.Table]]:

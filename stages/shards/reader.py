@@ -117,7 +117,7 @@ class ShardReader:
         """The rollout that an index line names, waited for up to `visibility_s`; raises what iteration raises."""
         if line.shard is None or line.offset is None or line.length is None or line.crc32 is None:
             return ShardRow(line, None)
-        if self._sealed.hold(line.shard):
+        if self._sealed.hold(line.shard, line.seq):
             return ShardRow(line, *self._sealed.read(line.seq, line.rollout_id))
         deadline, pause = time.monotonic() + self.visibility_s, ranges.FIRST_PAUSE_S
         while True:
@@ -126,7 +126,7 @@ class ShardReader:
                 return ShardRow(line, *place)
             except ranges.NotYetError as error:
                 self._sealed.refresh()
-                if self._sealed.hold(line.shard):  # compacted since this reader began
+                if self._sealed.hold(line.shard, line.seq):  # compacted since this reader began
                     return ShardRow(line, *self._sealed.read(line.seq, line.rollout_id))
                 left = deadline - time.monotonic()
                 if left <= 0:

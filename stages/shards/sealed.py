@@ -36,19 +36,20 @@ class SealedFile:
 
 @dataclass(frozen=True)
 class Compaction:
-    """What shards/compacted.json holds: Parquet files in seq order, and the shards whose rows they hold."""
+    """What shards/compacted.json holds: Parquet files in seq order, and of which shards and up to which seq."""
 
     v: int
     schema_version: int
     files: list[SealedFile]
     replaced: list[str]
+    last_seq: int
 
     def encode(self) -> bytes:
         """As JSON."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
 
-NOTHING = Compaction(RECORD_VERSION, SCHEMA_VERSION, [], [])
+NOTHING = Compaction(RECORD_VERSION, SCHEMA_VERSION, [], [], 0)
 
 
 def record_path(layout: RunLayout) -> Path:
@@ -69,7 +70,7 @@ def read_record(layout: RunLayout) -> Compaction:
         if raw["v"] > RECORD_VERSION:
             raise SchemaError(f"{path}: version {raw['v']}, known is {RECORD_VERSION}: read it with a newer rollmill")
         files = [SealedFile(file["path"], file["bytes"], file["first_seqs"]) for file in raw["files"]]
-        return Compaction(raw["v"], raw["schema_version"], files, raw["replaced"])
+        return Compaction(raw["v"], raw["schema_version"], files, raw["replaced"], raw["last_seq"])
     except FileNotFoundError:
         return NOTHING
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -86,18 +87,19 @@ class SealedBatches:
         self._files: dict[str, Any] = {}
         self._groups: OrderedDict[tuple[str, int], tuple[pa.RecordBatch, dict[str, tuple[int, int]]]] = OrderedDict()
         self._replaced: frozenset[str] = frozenset()
+        self._last_seq = 0
         self._starts: list[tuple[int, str, int]] = []
         self.refresh()
 
     def refresh(self) -> None:
         """Read the record anew."""
         record = read_record(self._layout)
-        self._replaced = frozenset(record.replaced)
+        self._replaced, self._last_seq = frozenset(record.replaced), record.last_seq
         self._starts = [(seq, file.path, number) for file in record.files for number, seq in enumerate(file.first_seqs)]
 
-    def hold(self, shard: str) -> bool:
-        """Whether this shard's rollouts are compacted."""
-        return shard in self._replaced
+    def hold(self, shard: str, seq: int) -> bool:
+        """Whether this shard's rollout of this seq is compacted: what the index got later never is."""
+        return seq <= self._last_seq and shard in self._replaced
 
     def read(self, seq: int, rollout_id: str) -> Place:
         """The row group that holds this seq, and the rollout's first row and number of rows in it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,8 @@ def as_dataset(
     world_size: int = 1,
 ) -> Any:
     """A torch.utils.data.IterableDataset of `transform(group)` for each closed group with a usable rollout.
+
+    It can be pickled, so a loader's workers may be forked or spawned; each makes it anew from these arguments.
 
     Args:
         run_dir: the run directory.
@@ -47,4 +50,9 @@ def as_dataset(
                 if any(not row.line.mask_sample for row in group.rows):
                     yield transform(group)
 
-    return type("ShardDataset", (data.IterableDataset,), {"__iter__": examples})()
+    anew = functools.partial(
+        as_dataset, run_dir, transform=transform, after=after, follow=follow, tag=tag, rank=rank, world_size=world_size
+    )
+    # The class is made where torch is found, so pickle cannot look it up by name.
+    methods = {"__iter__": examples, "__reduce__": lambda _: (anew, ())}
+    return type("ShardDataset", (data.IterableDataset,), methods)()

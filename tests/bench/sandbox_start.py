@@ -18,7 +18,7 @@ from sandbox.errors import SandboxError
 from sandbox.protocols import SandboxBackend, SandboxSpec
 from sandbox.pty_backend import PtyBackend
 from tests.bench.report import emit
-from tests.bench.tool_latency import quantile
+from tests.bench.tool_latency import BOUNDS, quantile
 from tests.support.images import cached_root
 
 BACKENDS: tuple[type[PtyBackend], ...] = (BubblewrapBackend, ApptainerBackend)
@@ -140,7 +140,7 @@ async def measure(place: Path, quick: bool) -> tuple[dict[str, float], dict[str,
     left = 0
     for kind in BACKENDS:
         scratch = place / kind.__name__
-        async with kind(scratch) as backend:
+        async with kind(scratch, BOUNDS) as backend:
             try:
                 results |= await timed(backend, spec, rounds)
                 if backend.name == "apptainer":

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from conf.components import SandboxBounds
 from sandbox.apptainer import ApptainerBackend
 from sandbox.bubblewrap import BubblewrapBackend
 from sandbox.errors import SandboxError
+from sandbox.limits import Bounds
 from sandbox.none import NoneBackend
 from sandbox.protocols import Sandbox, SandboxBackend, SandboxSpec
 from tests.bench.report import emit
 from tests.bench.shells import terminals
 from tests.bench.shells.floor import Floor
 
+BOUNDS = Bounds(**dataclasses.asdict(SandboxBounds()))
+"""What workers pass by default: the watchdog's looks and the kernel's limits belong to the figures."""
 COMMANDS = {"true": "true", "echo": 'echo "$KEPT" "${PWD##*/}" "$(( ${#KEPT} ))"; keep', "ls": "ls /etc"}
 STATE = "mkdir -p here && cd here && export KEPT=yes && keep() { echo kept; }"
 KEPT = "yes here 3\nkept\n"
@@ -147,7 +152,8 @@ async def measure(scratch: Path, quick: bool) -> tuple[dict[str, float], dict[st
     await floor.build()
     least = await floor.times(rounds)
     results = {"floor_p50_ms": quantile(least, 0.5), "floor_p99_ms": quantile(least, 0.99), "floor_in_c": floor.in_c}
-    errors, backends = [], (BubblewrapBackend(scratch), ApptainerBackend(scratch), NoneBackend(scratch))
+    errors: list[str] = []
+    backends = [made(scratch, BOUNDS) for made in (BubblewrapBackend, ApptainerBackend, NoneBackend)]
     for backend in backends:
         async with backend:
             try:

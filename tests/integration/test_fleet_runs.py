@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,14 @@ import pytest
 from stages.chat import ChatTokenizer
 from stages.client import AsyncRolloutClient
 from stages.engine_client import EngineClient
+from stages.engine_control import EngineControl
 from stages.errors import ServiceError
 from stages.http import RouterLink
 from stages.layout import RunLayout
 from stages.ledger.events import Rules
 from stages.model import StreamModel
 from stages.pools.sessions import AttemptSession
+from stages.router.replicas import FleetRules
 from stages.trajectory import Message, Sampling
 from tests.support.mock_engine import POLICY, MockEngine, Script
 from tests.support.routers import HandWorker, make_run, routed
@@ -80,24 +81,24 @@ async def test_b07_a_replica_killed_in_mid_run_fails_no_rollout_and_is_used_agai
         routed(layout, rules=Rules(lease_ttl_s=60.0)) as link,
         AsyncRolloutClient(layout.root) as trainer,
         EngineClient() as client,
-        MockEngine(script, latency_s=0.05) as first,
-        MockEngine(script, latency_s=0.05) as second,
+        MockEngine(script) as first,
+        MockEngine(script) as second,
     ):
         for engine in (first, second):
             await trainer.add_replica(engine.url)
         worker = HandWorker(link, "w-1-a")
         leases = await leases_of(trainer, worker, 64)
+        first.hold(30)
         playing = [asyncio.create_task(Rollout(link, client, chat, lease).play()) for lease in leases[:48]]
-        await eventually(lambda: first.asked["/inference/v1/generate"] >= 40, "its second turns are under way")
+        await eventually(lambda: first.held == 24, "24 rollouts are in their second or third turn there")
         first.stop()
         turns = await asyncio.gather(*playing)
         assert all(len(replicas) == TURNS for replicas in turns)
-        moved = sum(len(set(replicas)) == 2 for replicas in turns)
-        assert moved >= 8
+        assert sum(len(set(replicas)) == 2 for replicas in turns) == 24
         status = await trainer.status()
         assert Counter(r["state"] for r in status["fleet"]) == {"ready": 1, "down": 1}
         assert "probes of" in next(r["reason"] for r in status["fleet"] if r["state"] == "down")
-        returned = time.monotonic()
+        first.let_go()
         await first.start(first.port)
         before = first.asked["/inference/v1/generate"]
 
@@ -105,8 +106,7 @@ async def test_b07_a_replica_killed_in_mid_run_fails_no_rollout_and_is_used_agai
             await Rollout(link, client, chat, leases.pop()).play()
             return first.asked["/inference/v1/generate"] > before
 
-        await eventually(used, "the replica that came back is used", 10.0)
-        assert time.monotonic() - returned < 10.0
+        await eventually(used, "the replica that came back is used", 30.0)
 
 
 async def test_a_thousand_generations_at_once_end_without_an_error_and_leave_no_descriptor(
@@ -116,33 +116,29 @@ async def test_a_thousand_generations_at_once_end_without_an_error_and_leave_no_
     async with (
         routed(layout, rules=Rules(lease_ttl_s=60.0, ready_buffer=2 * count), max_open=2 * count) as link,
         AsyncRolloutClient(layout.root) as trainer,
-        MockEngine(script, latency_s=0.3) as first,
-        MockEngine(script, latency_s=0.3) as second,
+        MockEngine(script) as first,
+        MockEngine(script) as second,
     ):
         for engine in (first, second):
             await trainer.add_replica(engine.url, capacity=count)
+            engine.hold()
         leases = await leases_of(trainer, HandWorker(link, "w-1-a"), count)
         await trainer.status()
-        before, most = len(os.listdir("/proc/self/fd")), 0
+        before = len(os.listdir("/proc/self/fd"))
         async with EngineClient() as client:
 
             async def one(lease: dict[str, Any]) -> str:
                 session = AttemptSession(link, client, lease["rollout_id"], lease["attempt"])
                 given = await session.open(None)
-                await session.generate(given.replica_url, [1, 2, 3], Sampling(), name="x", timeout_s=60)
+                await session.generate(given.replica_url, [1, 2, 3], Sampling(), name="x", timeout_s=120)
                 return given.replica_id
 
-            async def watch() -> None:
-                nonlocal most
-                while True:
-                    most = max(most, len(first.connections) + len(second.connections))
-                    await asyncio.sleep(0.05)
-
-            watching = asyncio.create_task(watch())
-            given = await asyncio.gather(*(one(lease) for lease in leases))
-            watching.cancel()
+            asking = [asyncio.create_task(one(lease)) for lease in leases]
+            await eventually(lambda: first.held + second.held == count, "all of them are under way", 60.0)
+            for engine in (first, second):
+                engine.let_go()
+            given = await asyncio.gather(*asking)
         assert set(Counter(given).values()) == {count // 2}
-        assert most >= count // 2, "they were hardly at once"
         # Connections to the router and of its own probes come and go; the thousand must be gone.
         await eventually(lambda: len(os.listdir("/proc/self/fd")) < before + 300, "descriptors are flat")
 
@@ -177,3 +173,50 @@ async def test_a_swap_over_http_reaches_healthy_replicas_and_puts_the_broken_one
 
         await eventually(back, "the broken one has loaded the weights and is back")
         assert bad.version == "1" and bad.weights == str(POLICY)
+
+
+async def test_a_swap_that_is_cancelled_leaves_no_engine_paused() -> None:
+    async with MockEngine() as engine, EngineControl() as control:
+        engine.hanging.add("/collective_rpc")
+        swapping = asyncio.create_task(control.swap(engine.url, 1, POLICY))
+        await eventually(lambda: engine.asked["/collective_rpc"], "it is loading")
+        assert engine.paused
+        swapping.cancel()
+        await asyncio.gather(swapping, return_exceptions=True)
+        assert swapping.cancelled() and not engine.paused
+
+
+async def test_rollouts_sample_from_the_adapter_that_their_session_names(
+    layout: RunLayout, tmp_path: Path, script: Script, chat: ChatTokenizer
+) -> None:
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (tmp_path / name).write_text("{}")
+    async with (
+        routed(layout) as link,
+        AsyncRolloutClient(layout.root) as trainer,
+        EngineClient() as client,
+        MockEngine(script) as engine,
+    ):
+        await trainer.add_replica(engine.url)
+        first, second, *_ = await leases_of(trainer, HandWorker(link, "w-1-a"), 16)
+        await Rollout(link, client, chat, first).play()
+        assert engine.models == {None}
+        await trainer.policy(1, weights_path=str(tmp_path), adapter="lora-a")
+        engine.models.clear()
+        await Rollout(link, client, chat, second).play()
+        assert engine.models == {"lora-a"}
+
+
+async def test_run_waits_for_the_fleet_and_its_polls_are_woken_by_the_first_replica(layout: RunLayout) -> None:
+    async with (
+        routed(layout, rules=Rules(lease_ttl_s=60.0), fleet=FleetRules(hold=True)) as link,
+        AsyncRolloutClient(layout.root) as trainer,
+        MockEngine() as engine,
+    ):
+        worker = HandWorker(link, "w-1-a")
+        await trainer.submit([{"task_id": "toy-0"}], group_size=4)
+        await worker.through("init")
+        assert await worker.lease("run") == []
+        polling = asyncio.create_task(worker.lease("run", wait_s=20.0))
+        await trainer.add_replica(engine.url)
+        assert len(await polling) == 4

@@ -218,7 +218,19 @@ BAD: list[tuple[str, str, Any, int, str]] = [
     ("POST", "/v1/commit", {}, 403, "worker"),
     ("GET", "/v1/nothing", None, 404, "no route"),
     ("PATCH", "/v1/rollouts", None, 404, "no route"),
-    ("POST", "/run", {}, 501, "not built"),
+    ("POST", "/run", {}, 404, "compat.nemo_gym=true"),
+    ("POST", "/process", {}, 404, "compat.prorl=true"),
+    ("GET", "/", None, 501, "not built"),
+    (
+        "POST",
+        "/v1/rollouts",
+        {"tasks": [{"task_id": "toy-1"}], "callback_url": "http://x/"},
+        400,
+        "callbacks.allow",
+    ),
+    ("POST", "/v1/policy", {"version": 3, "weights_path": "/nowhere/at/all"}, 400, "/nowhere/at/all"),
+    ("GET", "/v1/rollouts?after=nowhere", None, 400, "after"),
+    ("GET", "/v1/events?after=-1", None, 400, "after"),
 ]
 
 

@@ -50,6 +50,8 @@ def test_the_heavier_users_sweep_waits_behind_the_lighter_ones_run(cluster: Clus
     cluster.run("root", ["scancel", blockers[1]], check=True)
     cluster.await_state(light.job, "RUNNING", "COMPLETING", "COMPLETED")
     assert all(set(cluster.queued(job).values()) == {"PENDING"} for job in waiting), "though they came first"
+    # On a busy machine the light run may end before the questions below: its node goes to somebody of more priority.
+    cluster.submit("root", SLEEP, "-pcpu", "-N1", "--exclusive")
 
     status = points[0].status()
     (job,) = status["slurm"]["jobs"]
@@ -61,7 +63,7 @@ def test_the_heavier_users_sweep_waits_behind_the_lighter_ones_run(cluster: Clus
     assert any("cluster.partition=gpu" in line for line in said), "the gpu nodes are idle and would take it"
     assert job["estimated_start"] is None or job["estimated_start"] > time.time() - 60
     told = points[0].verb("status")
-    assert f"fair-share factor {share['factor']:.2f}" in told and job["reason"] in told
+    assert f"fair-share factor {share['factor']:.2f}" in told and ("Priority" in told or "Resources" in told), told
 
     for point in points:
         point.verb("cancel")

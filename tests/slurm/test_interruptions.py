@@ -80,7 +80,7 @@ def test_preemption_that_cancels_and_that_the_steps_alone_hear_of(cluster: Clust
     """PreemptMode=CANCEL without preempt_send_user_signal: the run goes on as a job of its own making."""
     keys = ["cluster.continue_by=resubmit", "cluster.partition=preempt", "checkpoint.turns=1"]
     with cluster.changed(preempt_mode="CANCEL", signal_preempted=False, grace_s=20):
-        run = ClusterRun(cluster, "preempted-away", "placement=het", *keys, *SLOW, groups=12).submit()
+        run = ClusterRun(cluster, "preempted-away", "placement=het", *keys, *SLOW, groups=24).submit()
         run.await_rows(4)
         first, node = run.job, min(member["node"] for member in runs.members(run.place))
         cluster.submit("bob", "#!/bin/bash\nsleep 1\n", "-phigh", f"-w{node}", "--exclusive")

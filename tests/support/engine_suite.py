@@ -41,6 +41,8 @@ MESSAGES = [{"role": "user", "content": "12 + 7 - 4 = ?"}]
 TOOLS = [dict(SCHEMA)]
 CONTEXT = 2048
 WAIT_S = 60.0
+LONG = 1000
+"""Tokens of a generation that must still run when something else has been seen, on a busy machine too."""
 
 
 @dataclass
@@ -88,7 +90,7 @@ class Engine:
         poll(lambda: self.metric("num_requests_running") == 0, "nothing runs", WAIT_S, 0.02)
 
     @contextmanager
-    def generating(self, *, tokens: int = 500, name: str | None = None, **params: Any) -> Iterator[Future[Any]]:
+    def generating(self, *, tokens: int = LONG, name: str | None = None, **params: Any) -> Iterator[Future[Any]]:
         """A long generation that has begun to draw; the block must see to its end."""
         self.idle()
         before = self.metric("generation_tokens_total")
@@ -325,26 +327,26 @@ class EngineSuite:
             assert engine.post("/resume") == {"status": "resumed"}
             choice = asked.result(WAIT_S)["choices"][0]
             newcomer.join(WAIT_S)
-        assert len(choice["token_ids"]) == 500 and late[0]["choices"][0]["token_ids"]
+        assert len(choice["token_ids"]) == LONG and late[0]["choices"][0]["token_ids"]
         assert recomputed(Qwen3.load(TINY), PROMPT, choice, SamplingParams()) < 1e-4
         assert engine.client.get("/is_paused").json() == {"is_paused": False}
 
     def test_pausing_may_wait_or_abort(self, engine: Engine) -> None:
-        with engine.generating(tokens=200) as asked:
+        with engine.generating() as asked:
             engine.post("/pause", mode="wait")
-            assert len(asked.result(WAIT_S)["choices"][0]["token_ids"]) == 200
+            assert len(asked.result(WAIT_S)["choices"][0]["token_ids"]) == LONG
             engine.post("/resume")
-        with engine.generating(tokens=1500) as asked:
+        with engine.generating() as asked:
             engine.post("/pause", mode="abort")
             choice = asked.result(WAIT_S)["choices"][0]
             engine.post("/resume")
-        assert choice["finish_reason"] == "abort" and 0 < len(choice["token_ids"]) < 1500
+        assert choice["finish_reason"] == "abort" and 0 < len(choice["token_ids"]) < LONG
 
     def test_an_aborted_request_gives_what_it_drew(self, engine: Engine) -> None:
-        with engine.generating(tokens=1500, name="to-abort") as asked:
+        with engine.generating(name="to-abort") as asked:
             engine.control(lambda control: control.abort(engine.url, ["generate-tokens-to-abort"]))
             choice = asked.result(WAIT_S)["choices"][0]
-        assert choice["finish_reason"] == "abort" and 0 < len(choice["token_ids"]) < 1500
+        assert choice["finish_reason"] == "abort" and 0 < len(choice["token_ids"]) < LONG
         assert recomputed(Qwen3.load(TINY), PROMPT, choice, SamplingParams()) < 1e-4
 
     def test_a_client_that_goes_takes_its_request_along(self, engine: Engine) -> None:
@@ -362,14 +364,14 @@ class EngineSuite:
         engine.control(lambda control: control.stamp(engine.url, 17))
         assert engine.control(lambda control: control.weight_version(engine.url)) == "17"
         try:
-            with engine.generating(tokens=400) as asked:
+            with engine.generating() as asked:
                 engine.control(lambda control: control.swap(engine.url, 18, HALF))
                 choice = asked.result(WAIT_S)["choices"][0]
         finally:
             engine.control(lambda control: control.swap(engine.url, 19, TINY))
         first, second = choice["weight_versions"]
         assert (first["version"], second["version"]) == ("17", "18")
-        assert (first["start"], first["end"], second["end"]) == (0, second["start"], 400)
+        assert (first["start"], first["end"], second["end"]) == (0, second["start"], LONG)
         ids, told = choice["token_ids"], [entry["logprob"] for entry in choice["logprobs"]["content"]]
         for span, directory in ((first, TINY), (second, HALF)):
             logits = Qwen3.load(directory).logits(PROMPT + ids)[len(PROMPT) - 1 : -1]

@@ -22,7 +22,7 @@ class InstantRouter:
 
     def __init__(self, driven: Driven | None = None) -> None:
         self.driven = driven or Driven()
-        self.waiters, self.stopping = Waiters(), False
+        self.waiters, self.stopping, self.woken = Waiters(), False, 0
 
     @property
     def ledger(self) -> Ledger:
@@ -43,7 +43,7 @@ class InstantRouter:
         return self.driven.apply(event)
 
     def wake_leases(self) -> None:
-        pass
+        self.woken += 1
 
 
 class ToyFleet:
@@ -90,11 +90,15 @@ class ToyFleet:
 
 
 class ScriptedEngines:
-    """Swaps that end as they are told: `failing` names replicas' URLs; `held` keeps all under way until it is set."""
+    """Swaps that end as they are told: `failing` names replicas' URLs, `paused` those that stand still;
+
+    `free` unset keeps all under way.
+    """
 
     def __init__(self) -> None:
         self.versions: dict[str, str] = {}
         self.failing: set[str] = set()
+        self.paused: set[str] = set()
         self.under_way: list[str] = []
         self.most_at_once = 0
         self.done: list[tuple[str, int, str | None, str]] = []
@@ -118,6 +122,14 @@ class ScriptedEngines:
 
     async def weight_version(self, url: str) -> str:
         return self.versions.get(url, "0")
+
+    async def is_paused(self, url: str) -> bool:
+        return url in self.paused
+
+    async def resume(self, url: str) -> None:
+        if url in self.failing:
+            raise EngineControlError(f"replica {url}: /resume answered 500", status=500)
+        self.paused.discard(url)
 
 
 def refusing(path: Path) -> None:

@@ -26,6 +26,7 @@ REASONS = {200: "OK", 404: "Not Found", 500: "Internal Server Error", 503: "Serv
 
 class _Body(msgspec.Struct):
     token_ids: list[int]
+    model: str | None = None
 
 
 class Script:
@@ -46,14 +47,22 @@ class Script:
 class MockEngine:
     """One replica. `latency_s` and `errors` (share of generations answered 500) are of generations alone.
 
-    `down` closes every connection at once; `broken` names paths that answer 500; `asked` counts paths.
+    `down` closes every connection at once; `broken` names paths that answer 500, `hanging` those that
+    never answer; `asked` counts paths; `models` are
+    those that generations named. After `hold(n)` the n first generations are answered, the rest wait (`held` counts
+    them) until `let_go`.
     """
 
     def __init__(self, script: Script | None = None, *, latency_s: float = 0.0, errors: float = 0.0) -> None:
         self._script, self.latency_s, self.errors = script, latency_s, errors
         self.down, self.paused, self.version, self.weights = False, False, "0", ""
         self.broken: set[str] = set()
+        self.hanging: set[str] = set()
         self.asked: Counter[str] = Counter()
+        self.models: set[str | None] = set()
+        self.held = 0
+        self._answers: int | None = None
+        self._let_go = asyncio.Event()
         self.gauges = {"num_requests_running": 0.0, "num_requests_waiting": 0.0, "kv_cache_usage_perc": 0.0,
                        "num_preemptions_total": 0.0, "prefix_cache_queries_total": 0.0,
                        "prefix_cache_hits_total": 0.0}  # fmt: skip
@@ -85,6 +94,16 @@ class MockEngine:
         for transport in list(self.connections):
             transport.abort()
 
+    def hold(self, answers: int = 0) -> None:
+        """Answer so many generations from now on, and keep the others waiting."""
+        self._answers = answers
+        self._let_go.clear()
+
+    def let_go(self) -> None:
+        """Answer what was held, and whatever comes."""
+        self._answers = None
+        self._let_go.set()
+
     @property
     def port(self) -> int:
         return int(self.url.rpartition(":")[2])
@@ -93,6 +112,8 @@ class MockEngine:
         """Status and body (bytes as they are, else JSON) of one request."""
         path, _, query = target.partition("?")
         self.asked[path] += 1
+        if path in self.hanging:
+            await asyncio.Event().wait()
         if path in self.broken:
             return 500, {"error": {"message": f"{path} is broken"}}
         match path:
@@ -141,10 +162,13 @@ class MockEngine:
         return 404, {"detail": "Not Found"}
 
     async def _generate(self, body: bytes) -> tuple[int, Any]:
-        prompt = msgspec.json.decode(body, type=_Body).token_ids
+        request = msgspec.json.decode(body, type=_Body)
+        prompt = request.token_ids
+        self.models.add(request.model)
         if self.errors and self._random.random() < self.errors:
             return 500, {"error": {"message": "injected"}}
         await self._resumed.wait()
+        await self._may_answer()
         if self.latency_s:
             await asyncio.sleep(self.latency_s)
         ids = self._script.reply(prompt) if self._script else [5, 6, 7]
@@ -154,6 +178,18 @@ class MockEngine:
                   "weight_versions": [span]}  # fmt: skip
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids), "total_tokens": len(prompt) + len(ids)}
         return 200, {"request_id": "generate-tokens-mock", "choices": [choice], "usage": usage}
+
+    async def _may_answer(self) -> None:
+        if self._answers is None:
+            return
+        if self._answers > 0:
+            self._answers -= 1
+            return
+        self.held += 1
+        try:
+            await self._let_go.wait()
+        finally:
+            self.held -= 1
 
 
 class _Connection(asyncio.Protocol):

@@ -51,8 +51,11 @@ class Searcher:
         found = [f"{place}: {word}" for place, text in outside.items() for word in self._words if word in text]
         patterns = " ".join(f"-e '[{word[0]}]{word[1:]}'" for word in self._words)
         inside = await sandbox.shell.run(
-            # /usr is the image's own but for /usr/local: gigabytes that were there before the row was read.
-            f"grep -rlaI {patterns} / /usr/local --exclude-dir={{proc,sys,dev,usr}} 2>/dev/null\n"
+            # Of the image's own /usr, gigabytes, only what has changed since, what is mounted there, and /usr/local.
+            "{ find / '(' -path /proc -o -path /sys -o -path /dev -o -path /usr ')' -prune -o -type f -print0\n"
+            "find /usr -path /usr/local -prune -o -type f -mmin -60 -print0\n"
+            "find /usr/local $(cut -d' ' -f2 /proc/self/mounts | grep ^/usr/) -type f -print0\n"
+            f"}} 2>/dev/null | xargs -0r grep -la {patterns} 2>/dev/null\n"
             f"grep -la {patterns} /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null; true",
             timeout_s=100,
         )

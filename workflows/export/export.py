@@ -30,6 +30,8 @@ GROUPS: dict[str, Callable[[ShardGroup, int], list[dict[str, Any]]]] = {
 }
 """Formats of trainers, JSON lines of a closed group's counting rollouts; given are the group and its number from 0."""
 FORMATS = (*ROWS, *GROUPS)
+SIDECARS: dict[str, Callable[[ShardGroup, int], list[dict[str, Any]]]] = {"nemo-gym": nemo_gym.to_failures}
+"""What of a group goes into a file beside the output, `<name>_failures.jsonl`, in formats that keep failures apart."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,15 @@ def check_format(name: str) -> None:
         raise ExportError(f"no export format {name!r}: choose one of {', '.join(FORMATS)}")
 
 
+def _lines(format_: str, groups: Iterable[ShardGroup], failures: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The format's lines of all groups; what its sidecar takes is added to `failures`."""
+    aside = SIDECARS.get(format_)
+    for number, group in enumerate(groups):
+        yield from GROUPS[format_](group, number)
+        if aside is not None:
+            failures += aside(group, number)
+
+
 def export(run_dir: Path, format_: str, output: Path, *, tag: str | None = None) -> ExportCount:
     """Write what is committed now to `output`, replacing a file of that name.
 
@@ -106,8 +117,11 @@ def export(run_dir: Path, format_: str, output: Path, *, tag: str | None = None)
                 if format_ in ROWS:
                     ROWS[format_](counter.rows(reader), file)
                 else:
-                    numbered = enumerate(counter.groups(reader.groups()))
-                    write_lines((one for number, group in numbered for one in GROUPS[format_](group, number)), file)
+                    failures: list[dict[str, Any]] = []
+                    write_lines(_lines(format_, counter.groups(reader.groups()), failures), file)
+                    if format_ in SIDECARS:
+                        with sharedfs.atomic_file(output.with_name(f"{output.stem}_failures.jsonl")) as beside:
+                            write_lines(failures, beside)
                 size = file.length
         except OSError as error:
             raise ExportError(f"{output}: cannot be written: {error.strerror}") from error

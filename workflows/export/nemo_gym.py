@@ -11,8 +11,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from stages.shards.rows import ShardGroup
-from workflows.export.samples import Sample, group_samples, messages_of
+from stages.shards.rows import ShardGroup, ShardRow
+from workflows.export.samples import Sample, group_samples, messages_of, samples
 
 
 def _turn_items(sample: Sample, number: int, message: dict[str, Any]) -> list[dict[str, Any]]:
@@ -89,3 +89,23 @@ def to_lines(group: ShardGroup, ordinal: int) -> list[dict[str, Any]]:
     """One row a chain; `_ng_rollout_index` is the rollout's place in its group."""
     order = {rollout_id: number for number, rollout_id in enumerate(group.line.rollout_ids)}
     return [gym_row(sample, ordinal, order[sample.row.rollout_id]) for sample in group_samples(group)]
+
+
+def to_failures(group: ShardGroup, ordinal: int) -> list[dict[str, Any]]:
+    """One row a rollout that failed, for the failures file; a cancelled one never happened and has none."""
+    order = {rollout_id: number for number, rollout_id in enumerate(group.line.rollout_ids)}
+    return [
+        {
+            "_ng_task_index": ordinal, "_ng_rollout_index": order[row.rollout_id], "mask_sample": True,
+            "failure_class": row.line.failure_class, "rollout_id": row.rollout_id, "group_id": row.line.group_id,
+            "task_id": row.line.task_id, "tag": row.line.tag,
+        }
+        for row in group.rows
+        if row.line.status == "failed"
+    ]  # fmt: skip
+
+
+def answer_row(row: ShardRow, task_index: int, rollout_index: int) -> dict[str, Any] | None:
+    """The row of one rollout as an answer to its collector: its last chain; None where it sampled nothing."""
+    chains = samples(row)
+    return gym_row(chains[-1], task_index, rollout_index) if chains else None

@@ -92,7 +92,7 @@ def samples(row: ShardRow) -> list[Sample]:
     """The chains that hold a sampled token, of a rollout that counts; none of any other."""
     if not counts(row):
         return []
-    chains = [chain for chain in row.chains if chain["turns"]]
+    chains = [chain for chain in row.chains if any(turn["end"] > turn["start"] for turn in chain["turns"])]
     return [_sample(row, number, len(chains), chain) for number, chain in enumerate(chains)]
 
 

@@ -11,6 +11,9 @@ from typing import Any
 from stages.shards.rows import ShardGroup
 from workflows.export.samples import Sample, group_samples, messages_of
 
+CHAIN_BITS = 16
+"""More chains than any group has; seqs below 2**47 stay whole in 64 bits."""
+
 
 def slime_sample(sample: Sample, group_index: int, index: int) -> dict[str, Any]:
     """One Sample; `response` stays empty, since training reads the tokens."""
@@ -39,7 +42,7 @@ def slime_sample(sample: Sample, group_index: int, index: int) -> dict[str, Any]
 
 
 def to_lines(group: ShardGroup, ordinal: int) -> list[dict[str, Any]]:
-    """One Sample a chain; `index` counts in the group, so that it needs nothing of other groups."""
-    size = max(len(group.line.rollout_ids), 1)
-    chains = group_samples(group)
-    return [slime_sample(sample, ordinal, ordinal * size + number) for number, sample in enumerate(chains)]
+    """One Sample a chain; `group_index` is the ordinal, and no two chains of a run have one `index`."""
+    # A group's seq is the run's own count and never comes again; its chains count below it.
+    first = group.line.seq << CHAIN_BITS
+    return [slime_sample(sample, ordinal, first + number) for number, sample in enumerate(group_samples(group))]

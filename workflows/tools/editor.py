@@ -125,7 +125,11 @@ async def _tree(files: Files, path: str) -> str:
             continue
         lines.append(entry.name + ("/" if entry.kind == "directory" else ""))
         if entry.kind == "directory" and len(lines) < _ENTRIES:
-            below = await files.list(f"{path.rstrip('/')}/{entry.name}")
+            try:
+                below = await files.list(f"{path.rstrip('/')}/{entry.name}")
+            except FilesError as error:  # a name that is no text is shown otherwise than it is; or it has just gone
+                mistake(error)
+                continue
             lines += [
                 f"{entry.name}/{one.name}" + ("/" if one.kind == "directory" else "")
                 for one in below

@@ -7,11 +7,16 @@ limit "unlimited". Every call knows the clusters that its client was made for.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import msgspec
 
 from launch.slurm.client.states import JobState
+
+EARLY_S: Final = 2.0
+"""By how much an end before the time limit's is more than rounding."""
+UNLIMITED_S: Final = 365 * 86400.0
+"""Of a job without a limit Slurm names an end all the same, a year after its start (slurmctld, job_mgr.c)."""
 
 Source = Literal["squeue", "sacct", "scontrol", "pyslurm"]
 
@@ -62,6 +67,14 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int = 0
     exit_signal: int = 0
     source: Source = "squeue"
+
+
+def ends_early(job: JobInfo) -> bool:
+    """Whether Slurm names an end of the job before its time limit's, as it does in a preemption's grace."""
+    if job.ended_at is None or job.started_at is None:
+        return False
+    limit_s = UNLIMITED_S if job.time_limit_min is None else 60 * job.time_limit_min
+    return job.ended_at < job.started_at + limit_s - EARLY_S
 
 
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from sandbox.apptainer import ApptainerBackend
 from sandbox.bubblewrap import BubblewrapBackend
 from sandbox.fake import FakeBackend
 from sandbox.none import NoneBackend
-from sandbox.protocols import Sandbox, SandboxBackend, SandboxLimits, SandboxSpec
+from sandbox.protocols import Program, Sandbox, SandboxBackend, SandboxLimits, SandboxSpec, Screen
 from sandbox.pty_backend import PtyBackend
 
 T = TypeVar("T")
@@ -80,6 +80,16 @@ def wait_until(what: str, holds: Callable[[], object], deadline_s: float = 15.0)
         if time.monotonic() > end:
             raise AssertionError(f"not within {deadline_s} s: {what}")
         pause.wait(0.01)
+
+
+async def shown(program: Program, holds: Callable[[Screen], object], deadline_s: float = 30.0) -> Screen:
+    """The first screen of a program of which `holds` says yes."""
+    end = time.monotonic() + deadline_s
+    while True:
+        screen = await program.screen(0.5)
+        if holds(screen):
+            return screen
+        assert time.monotonic() < end, f"not within {deadline_s} s: {screen}"
 
 
 def alive(pid: int) -> bool:

@@ -104,6 +104,9 @@ def test_apptainer_runs_the_script_where_it_may_have_a_network(tmp_path: Path) -
         (lambda text: text.replace("mkdir /new", "cat </dev/tcp/1.1.1.1/53"), "%post ended with [12]: .*network"),
         (lambda text: text.replace('= "hello there"', "= bye"), "%test ended with 1"),
         (lambda text: text.replace("note /opt/note", "nothing /opt/x"), "there is no nothing beside"),
+        (lambda text: text.replace("note /opt/note", "~nosuchuser/x /x"), "no such home directory"),
+        (lambda text: text.replace("From: team/base:1", "From: ~nosuchuser/x"), "no such home directory"),
+        (lambda text: text.replace("From: team/base:1", "From: " + "x" * 300), "neither an image of the store"),
         (lambda text: text.replace("From: team/base:1", "From: gone"), "neither an image of the store nor a file"),
         (
             lambda text: text.replace("Bootstrap: localimage", "Bootstrap: oras").replace("base:1", "x.invalid/base"),

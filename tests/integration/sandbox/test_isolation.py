@@ -145,7 +145,7 @@ def test_the_host_is_not_written(isolating: str, tmp_path: Path) -> None:
 
 
 def test_no_privilege_is_held_or_gained(isolating: str, tmp_path: Path) -> None:
-    capabilities, nested, mounting, devices, sysctl = run(
+    capabilities, nested, mounting, devices, sysctl, kernel = run(
         isolating,
         tmp_path,
         "grep Cap /proc/self/status | cut -f2 | sort -u; grep NoNewPrivs /proc/self/status",
@@ -153,10 +153,13 @@ def test_no_privilege_is_held_or_gained(isolating: str, tmp_path: Path) -> None:
         "mount -t tmpfs none /tmp",
         "mknod /tmp/disk b 8 0; echo 1 >/dev/planted",
         "echo 1 >/proc/sys/kernel/hostname; echo b >/proc/sysrq-trigger",
+        "find /proc -path '/proc/[0-9]*' -prune -o -type f -writable -print 2>/dev/null",
     )
     assert capabilities.output.split() == ["0000000000000000", "NoNewPrivs:", "1"]
     assert nested.exit_code != 0 and mounting.exit_code != 0
     assert devices.exit_code != 0 and sysctl.exit_code != 0
+    # for a worker that runs as root: core_pattern, for one, names a program that the kernel runs outside
+    assert [path for path in kernel.output.split() if path.startswith("/proc/sys")] == []
 
 
 def test_shared_memory_is_there_and_bounded(isolating: str, tmp_path: Path) -> None:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from sandbox.errors import SandboxError
 from sandbox.protocols import Sandbox, SandboxSpec
-from tests.integration.sandbox.grounds import BACKENDS, QUICK, in_sandbox
+from sandbox.pty_sandbox import PtySandbox
+from sandbox.started import Spawned
+from sandbox.terminal import Terminal
+from tests.integration.sandbox.grounds import BACKENDS, QUICK, backend_named, in_sandbox, shown
 
 
 @pytest.fixture(params=BACKENDS)
@@ -74,19 +79,66 @@ def test_an_interactive_program_is_driven_by_keys(name: str, tmp_path: Path) -> 
         async with await sandbox.open_program(
             "read -p 'name? ' n; echo hello $n; basename $PWD; stty size; cat"
         ) as program:
-            assert "name?" in (await program.screen(5.0)).text
-            shown = await program.send("Ada", keys=["enter"], wait_s=5.0)
-            assert shown.text.split("\n") == ["name? Ada", "hello Ada", "here", "50 200"] and shown.running
-            assert (await program.send("x\x7fy\r", wait_s=5.0)).text.endswith("\ny\ny")
+            await shown(program, lambda screen: "name?" in screen.text)
+            await program.send("Ada", keys=["enter"])
+            greeted = await shown(program, lambda screen: screen.text.endswith("50 200"))
+            assert greeted.text.split("\n") == ["name? Ada", "hello Ada", "here", "50 200"] and greeted.running
+            await program.send("x\x7fy\r")
+            await shown(program, lambda screen: screen.text.endswith("\ny\ny"))
             await program.send(keys=["ctrl-d"])
-            done = await program.wait(5.0)
+            done = await program.wait(30.0)
             assert (done.running, done.exit_code) == (False, 0)
         async with await sandbox.open_program("echo on; sleep 100; echo no", rows=5, columns=10) as program:
-            assert (await program.screen(5.0)).text == "on"
-            await program.send(keys=["ctrl-c"], wait_s=0.5)
-            assert (await program.wait(5.0)).exit_code == 130
+            await shown(program, lambda screen: screen.text == "on")
+            await program.send(keys=["ctrl-c"])
+            assert (await program.wait(30.0)).exit_code == 130
 
     in_sandbox(name, tmp_path, body)
+
+
+def test_what_would_not_close_keeps_no_sandbox_alive(isolating: str, tmp_path: Path) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        two = sandbox.open_shell()
+        for one in (sandbox.shell, two):
+            assert (await one.run("sleep 300 & echo on")).output.endswith("on\n")
+
+        async def refuse() -> None:
+            raise SandboxError("it stays", boundary="stop")
+
+        two.close = refuse  # type: ignore[method-assign]
+        with pytest.raises(SandboxError, match="it stays"):
+            await sandbox.stop()
+        assert isinstance(sandbox.shell, Terminal) and sandbox.shell.process is None
+        two.close = type(two).close.__get__(two)  # type: ignore[method-assign]
+
+    async def scenario() -> None:
+        async with backend_named(isolating, tmp_path) as backend:
+            await body(backend.create(SandboxSpec(limits=QUICK)))
+
+    asyncio.run(scenario())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_shell_that_comes_while_the_sandbox_stops_goes_again(isolating: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with backend_named(isolating, tmp_path) as backend:
+            sandbox = backend.create(SandboxSpec(limits=QUICK))
+            assert isinstance(sandbox, PtySandbox)
+            spawn, started = sandbox._spawner.spawn, []
+
+            async def late(*given: Any, **more: Any) -> Spawned:
+                started.append(await spawn(*given, **more))
+                stopping.append(asyncio.create_task(sandbox.stop()))
+                await asyncio.sleep(0)
+                return started[0]
+
+            stopping: list[asyncio.Task[None]] = []
+            with patch.object(sandbox._spawner, "spawn", late), pytest.raises(SandboxError, match="stopped"):
+                await sandbox.start()
+            await stopping[0]
+            assert await asyncio.wait_for(asyncio.shield(started[0].exited), 30.0) != 0
+
+    asyncio.run(scenario())
 
 
 def test_a_flood_on_the_screen_is_bounded_and_its_end_is_shown(name: str, tmp_path: Path) -> None:
@@ -94,7 +146,7 @@ def test_a_flood_on_the_screen_is_bounded_and_its_end_is_shown(name: str, tmp_pa
         async with await sandbox.open_program(
             "head -c 30000000 /dev/zero | tr '\\0' x; clear; echo; echo the end"
         ) as program:
-            done = await program.wait(30.0)
+            done = await program.wait(60.0)
             assert done.text.strip().endswith("the end") and done.dropped > 20_000_000 and not done.running
 
     in_sandbox(name, tmp_path, body, SandboxSpec(limits=QUICK))

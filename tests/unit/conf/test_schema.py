@@ -251,7 +251,7 @@ def test_a_config_object_of_the_wrong_values_is_refused_too() -> None:
     ("text", "said"),
     [
         ("fleet: {policy: round_robin}", "fleet.policy=round_robin is not built yet"),
-        ("compat: {prorl: true}", "compat.prorl=True is not built yet"),
+        ("agent: {harness: codex}", "agent.harness=codex is not built yet"),
     ],
 )
 def test_keys_of_later_versions_say_so(text: str, said: str) -> None:

@@ -8,8 +8,11 @@ read off the named commit of their repositories.
 from __future__ import annotations
 
 import ast
+import hashlib
+import os
 import subprocess
 import sys
+import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,19 +25,37 @@ WHEELS = {
 }
 
 
-def fetch(directory: Path) -> dict[str, Path]:
-    """The wheels, checked against their hashes, without what they depend on."""
-    wanted = directory / "requirements.txt"
-    lines = [f"{name}=={version} --hash=sha256:{digest}" for name, (version, digest) in WHEELS.items()]
-    wanted.write_text("\n".join(lines) + "\n")
-    subprocess.run(
-        [
+TRIES = 3
+
+
+def fetch() -> dict[str, Path]:
+    """The wheels, checked against their hashes, without what they depend on; kept in the user's cache by hash."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rollmill-tests" / "wheels"
+    return {name: _wheel(cache / digest, name, version, digest) for name, (version, digest) in WHEELS.items()}
+
+
+def _wheel(place: Path, name: str, version: str, digest: str) -> Path:
+    """The wheel in this directory, which is fetched where it is not whole."""
+    there = [one for one in place.glob("*.whl") if hashlib.sha256(one.read_bytes()).hexdigest() == digest]
+    if there:
+        return there[0]
+    place.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place) as scratch:
+        wanted = Path(scratch) / "requirements.txt"
+        wanted.write_text(f"{name}=={version} --hash=sha256:{digest}\n")
+        command = [
             sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
-            "--only-binary", ":all:", "--require-hashes", "--requirement", str(wanted), "--dest", str(directory),
-        ],
-        check=True, timeout=120,
-    )  # fmt: skip
-    return {name: next(directory.glob(f"{name}-{version}-*.whl")) for name, (version, _) in WHEELS.items()}
+            "--only-binary", ":all:", "--require-hashes", "--requirement", str(wanted), "--dest", scratch,
+        ]  # fmt: skip
+        for left in reversed(range(TRIES)):
+            try:
+                subprocess.run(command, check=True, timeout=120)
+                break
+            except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+                if not left:
+                    raise
+        (made,) = Path(scratch).glob("*.whl")
+        return made.rename(place / made.name)
 
 
 def source(wheel: Path, member: str) -> str:

@@ -77,8 +77,8 @@ def group(layout: RunLayout) -> ShardGroup:
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return published.fetch(tmp_path_factory.mktemp("wheels"))
+def wheels() -> dict[str, Path]:
+    return published.fetch()
 
 
 def test_samples_are_the_chains_that_count(group: ShardGroup) -> None:
@@ -142,6 +142,30 @@ def test_slime_sample(group: ShardGroup) -> None:
     assert [record["status"] for record in records] == ["completed", "truncated", "completed", "completed"]
     assert {record["status"] for record in records} <= published.SLIME_STATUS
     assert len({record["index"] for record in records}) == 4
+
+
+def test_slimes_indices_are_the_runs_own_whatever_the_groups_are_like(tmp_path: Path) -> None:
+    """A group of two rollouts with three chains each, and one of four with one: no index comes twice."""
+    layout = make_layout(tmp_path)
+    rows = [row(n, 1.0, [chain()] * 3) for n in range(2)] + [row(n, 1.0, [chain()], group="g1") for n in range(2, 6)]
+    places = write_rows(layout, rows)
+    lines: list[Any] = [rows_line(n, *one) for n, one in enumerate(zip(rows, places, strict=True), 1)]
+    publish(layout, [*lines, group_line(7, "g0", ["r0", "r1"]), group_line(8, "g1", [f"r{n}" for n in range(2, 6)])])
+    with ShardReader(layout.root) as reader:
+        found = [record["index"] for n, group in enumerate(reader.groups()) for record in slime.to_lines(group, n)]
+    assert len(set(found)) == 10 and found == sorted(found)
+
+
+def test_a_chain_whose_generations_are_all_empty_teaches_nothing(tmp_path: Path) -> None:
+    layout = make_layout(tmp_path)
+    empty = Chain.of(3, PROMPT, [0] * 3, [0.0] * 3, [], [Turn(3, 3, "stop", "r", 0, 0.25, 0.5)])
+    rows = [row(0, 1.0, [empty, chain()]), row(1, 1.0, [empty])]
+    places = write_rows(layout, rows)
+    lines: list[Any] = [rows_line(n, *one) for n, one in enumerate(zip(rows, places, strict=True), 1)]
+    publish(layout, [*lines, group_line(3, "g0", ["r0", "r1"])])
+    with ShardReader(layout.root) as reader:
+        found = group_samples(next(iter(reader.groups())))
+    assert [(one.row.rollout_id, one.number, one.of, one.response) for one in found] == [("r0", 0, 1, RESPONSE)]
 
 
 def test_prime_rl_training_sample(group: ShardGroup) -> None:
@@ -222,6 +246,15 @@ def test_nemo_gym_row(group: ShardGroup) -> None:
     assert [(record["_ng_task_index"], record["_ng_rollout_index"]) for record in records] == [
         (5, 0), (5, 1), (5, 3), (5, 3),
     ]  # fmt: skip
+
+
+def test_nemo_gyms_failures_lie_beside_and_what_was_cancelled_nowhere(layout: RunLayout, tmp_path: Path) -> None:
+    export(layout.root, "nemo-gym", tmp_path / "rows.jsonl")
+    (failed,) = map(json.loads, (tmp_path / "rows_failures.jsonl").read_text().splitlines())
+    assert (failed["_ng_task_index"], failed["_ng_rollout_index"], failed["failure_class"]) == (0, 2, "sandbox")
+    assert failed["mask_sample"] is True and "reward" not in failed
+    done = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert (0, 2) not in {(one["_ng_task_index"], one["_ng_rollout_index"]) for one in done}
 
 
 def test_nemo_rl_datum(group: ShardGroup) -> None:

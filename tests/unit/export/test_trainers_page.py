@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import types
@@ -44,7 +45,8 @@ class FakeClient:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def submit(self, tasks: list[dict[str, Any]], *, group_size: int, **_: Any) -> list[dict[str, Any]]:
+    def submit(self, tasks: list[dict[str, Any]], *, group_size: int, tag: str) -> list[dict[str, Any]]:
+        assert tag == "train", "what the reader reads"
         first = len(self.submitted)
         self.submitted += [task | {"group_size": group_size} for task in tasks]
         return [{"group_id": f"g{first + n}", "task_id": task["task_id"]} for n, task in enumerate(tasks)]
@@ -63,14 +65,23 @@ CLIENTS: list[FakeClient] = []
 
 @pytest.fixture
 def layout(tmp_path: Path) -> RunLayout:
-    """Two closed groups of two rollouts, with rewards 0 and 1."""
-    layout = make_layout(tmp_path)
-    rows = [
-        msgspec.structs.replace(make_row(n, [make_chain(6 + n)], group=f"g{n // SIZE}"), reward=float(n % 2))
-        for n in range(2 * SIZE)
-    ]
-    lines: list[Any] = [rows_line(n, *one) for n, one in enumerate(zip(rows, write_rows(layout, rows), strict=True), 1)]
-    publish(layout, [*lines, group_line(5, "g0", ["r0", "r1"]), group_line(6, "g1", ["r2", "r3"])])
+    """Two groups of two rollouts, g1 closed before g0, and before them an evaluation's and one of an earlier start."""
+    return published(make_layout(tmp_path), {"eval": 6, "g-stale": 4, "g1": 2, "g0": 0})
+
+
+def published(layout: RunLayout, groups: dict[str, int], masked: tuple[int, ...] = ()) -> RunLayout:
+    """Groups in the order of closing, each with the number of its first rollout; rewards are 0 and 1 in turn."""
+    rows = []
+    for group, first in groups.items():
+        for n in range(first, first + SIZE):
+            made = make_row(n, [make_chain(6 + n)], group=group, tag="eval" if group == "eval" else "train")
+            rows.append(msgspec.structs.replace(made, reward=float(n % 2), mask_sample=n in masked))
+    places = write_rows(layout, rows)
+    lines: list[Any] = [rows_line(n, *one) for n, one in enumerate(zip(rows, places, strict=True), 1)]
+    for seq, (group, first) in enumerate(groups.items(), len(lines) + 1):
+        tag = "eval" if group == "eval" else "train"
+        lines.append(group_line(seq, group, [f"r{n}" for n in range(first, first + SIZE)], tag=tag))
+    publish(layout, lines)
     return layout
 
 
@@ -173,6 +184,20 @@ def test_slime(loop: Any, layout: RunLayout, monkeypatch: pytest.MonkeyPatch) ->
     assert CLIENTS[0].policies == [(3, "w3")]
 
 
+def test_slime_asks_again_for_what_came_back_short(loop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first task's group, not the last's, lacks a rollout; g2 is the first task again."""
+    layout = published(make_layout(tmp_path), {"g1": 2, "g0": 0, "g-stale": 6, "g2": 4}, masked=(1,))
+    module(monkeypatch, "slime.utils.types", Sample=types.SimpleNamespace(from_dict=dict))
+    source = types.SimpleNamespace(
+        get_samples=lambda count: [[types.SimpleNamespace(metadata=TASKS[n])] * SIZE for n in range(count)]
+    )
+    args = types.SimpleNamespace(rollmill_run_dir=layout.root, rollout_batch_size=2, n_samples_per_prompt=SIZE)
+    found = loop("slime")["generate_rollout"](args, 0, source)
+    assert [task["task_id"] for task in CLIENTS[0].submitted] == ["t0", "t1", "t0"]
+    assert [[one["session_id"] for one in group] for group in found] == [["r4", "r5"], ["r2", "r3"]]
+    assert [one["group_index"] for group in found for one in group] == [0, 0, 1, 1]
+
+
 @pytest.mark.parametrize("layout_name", ["split", "flat"])
 def test_prime_rl(loop: Any, layout: RunLayout, monkeypatch: pytest.MonkeyPatch, layout_name: str) -> None:
     fields = {
@@ -188,6 +213,9 @@ def test_prime_rl(loop: Any, layout: RunLayout, monkeypatch: pytest.MonkeyPatch,
     )
     loop("prime-rl")["train"](layout.root, TASKS, sender, 1, lambda step: f"w{step}", layout_name)
     assert sent[0].step == 0 and len(sent[0].examples) == 4
+    examples = [msgspec.convert(one, sample) for one in sent[0].examples]
+    streams = [one.token_ids if layout_name == "flat" else one.prompt_ids + one.completion_ids for one in examples]
+    assert [len(stream) for stream in streams] == [6, 7, 8, 9], "g0's, then g1's"
 
 
 def test_skyrl(loop: Any, layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,4 +245,5 @@ def test_nemo_rl(loop: Any, layout: RunLayout, monkeypatch: pytest.MonkeyPatch) 
 
 def test_nemo_gym(loop: Any, layout: RunLayout, tmp_path: Path) -> None:
     loop("NeMo Gym")["train"](layout.root, TASKS, tmp_path / "rows.jsonl")
-    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 4
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [row["_ng_task_index"] for row in rows] == [1, 1, 0, 0]

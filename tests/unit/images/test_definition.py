@@ -10,6 +10,7 @@ import pytest
 
 from sandbox.errors import ImageError
 from sandbox.images.definition import Definition, driven, read_definition
+from tests.support.waiting import poll
 
 WHOLE = """# a comment
 Bootstrap: localimage
@@ -84,6 +85,25 @@ def test_commands_are_driven_line_by_line_within_their_time() -> None:
         list(driven(["sh", "-c", "exit 3"], env, 20.0))
     with pytest.raises(ImageError, match=r"not done within 0\.2 s"):
         list(driven(["sleep", "20"], env, 0.2))
+    with pytest.raises(ImageError, match="cannot be started"):
+        list(driven(["/no/such/program"], env, 0.2))
+
+
+def test_a_command_ends_with_all_that_it_started_and_shows_no_variable(tmp_path: Path) -> None:
+    script = f"echo $$ >{tmp_path}/pid; sleep 300 & echo $! >>{tmp_path}/pid; printf 'a\\377'; echo; wait"
+    lines = driven(["sh", "-c", script], {"PATH": "/usr/bin:/bin", "SECRET": "word"}, 60.0)
+    assert next(lines) == "a\ufffd\n"
+    pids = (tmp_path / "pid").read_text().split()
+    assert b"word" not in Path(f"/proc/{pids[0]}/cmdline").read_bytes()
+    lines.close()  # type: ignore[attr-defined]
+    poll(lambda: not any(_lives(pid) for pid in pids), "all gone")
+
+
+def _lives(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def test_the_parser_is_not_loaded_by_a_worker() -> None:

@@ -65,6 +65,21 @@ def test_docker_variables_come_with_the_image_and_belong_to_the_key(tmp_path: Pa
     assert images.digest("plain") == plain and images.digest("docker").startswith(other.name.digest + "+")
 
 
+def test_the_same_files_with_other_variables_are_another_image(tmp_path: Path) -> None:
+    images = store(tmp_path)
+    first = images.add("plain", source(tmp_path, "plain"))
+    (tmp_path / "docker.tar").write_bytes(docker([[*BASH]]))
+    second = images.add("docker", tmp_path / "docker.tar")
+    assert first.name.digest == second.name.digest and second.config.workdir == "/testbed"
+    assert taken(images, "plain").env == {} == taken(images, first.name.digest).env
+    assert taken(images, "docker").env == {"PATH": "/opt/bin:/usr/bin", "A": "b=c"}
+    assert images.digest("docker").startswith(images.digest("plain") + "+")
+    assert images.lay_out("docker", tmp_path / "out").env["A"] == "b=c"
+    assert images.add("docker", tmp_path / "docker.tar").name.digest == first.name.digest
+    with pytest.raises(ImageError, match="with other variables"):
+        images.add("plain", tmp_path / "docker.tar")
+
+
 def test_the_host_and_directories_are_images_too(tmp_path: Path) -> None:
     images = store(tmp_path)
     assert images.digest(HOST) == host_digest() and taken(images, HOST).root == HOST

@@ -52,6 +52,9 @@ def test_what_a_node_keeps_unpacked_is_pruned_too(
         (["build", "one", "/nope.def"], "/nope.def cannot be read as a definition file"),
         (["build", "host", "/nope.def"], "'host' is no image name"),
         (["prune", "nope"], "no image 'nope'"),
+        (["prune", "--quota", "nan"], "'nan' is no number from 0"),
+        (["prune", "--node", "inf"], "'inf' is no number from 0"),
+        (["prune", "--older-than=-1"], "'-1' is no number from 0"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(tmp_path: Path, words: list[str], said: str) -> None:

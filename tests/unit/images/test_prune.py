@@ -98,6 +98,21 @@ def test_what_was_just_written_is_not_lost_before_it_is_named(store: Store) -> N
     assert store.prune() == {lost}
 
 
+def test_a_run_that_has_just_begun_and_written_nothing_holds_what_it_uses(store: Store) -> None:
+    lost = store.layer("a", 3)
+    store.layout.layer_key("a").unlink()
+    store.run("begun", 5, 0)
+    RunLayout(store.home / "begun").router_json.unlink()
+    assert store.prune() == set()
+    store.run("long ago", 20, 0)
+    for name in ("begun", "long ago"):
+        RunLayout(store.home / name).router_json.unlink(missing_ok=True)
+    for file in store.layout.users.iterdir():
+        use = json.loads(file.read_text())
+        file.write_text(json.dumps({**use, "since": NOW - 20 * DAY}))
+    assert store.prune() == {lost}
+
+
 def test_layers_go_by_age_and_by_quota_the_least_used_first(store: Store) -> None:
     old, middle, new = store.layer("a", 30), store.layer("b", 20), store.layer("c", 1)
     image = store.image("kept", 40)

@@ -22,13 +22,13 @@ from tests.support.ledgers import Driven
 class Told:
     """A client whose status is what the ledger says, `last_progress` so many seconds ago."""
 
-    def __init__(self, driven: Driven, still_s: float) -> None:
-        self._driven, self._still_s = driven, still_s
+    def __init__(self, driven: Driven, still_s: float, *, fleet: str = "ready") -> None:
+        self._driven, self._still_s, self._fleet = driven, still_s, [{"state": fleet}]
         self.looks = 0
 
     async def status(self) -> dict[str, Any]:
         self.looks += 1
-        return {**status_view(self._driven.ledger), "last_progress": time.time() - self._still_s, "fleet": []}
+        return {**status_view(self._driven.ledger), "last_progress": time.time() - self._still_s, "fleet": self._fleet}
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ async def test_b39_nothing_progresses_for_the_configured_time(run: Driver) -> No
     with pytest.raises(StuckError) as caught:
         await watched(run, Told(driven, 31), 3)
     assert "nothing has progressed for 31 s" in str(caught.value)
-    assert "run 2 queued and 1 leased" in str(caught.value) and "0 of 0 replicas ready" in str(caught.value)
+    assert "run 2 queued and 1 leased" in str(caught.value) and "1 of 1 replicas ready" in str(caught.value)
     assert caught.value.exit_code == Exit.FAILED != 0
 
 
@@ -65,6 +65,19 @@ async def test_b39_a_run_that_progresses_or_has_nothing_to_do_is_not_stuck(run: 
     with pytest.raises(TimeoutError):
         await watched(run, busy, 0.3)
     assert idle.looks > 3 and busy.looks > 3
+
+
+async def test_b39_a_fleet_that_loads_has_longer_but_not_for_ever(run: Driver) -> None:
+    driven = Driven(Rules())
+    driven.submit(n=1)
+    with pytest.raises(TimeoutError):
+        await watched(run, Told(driven, 800, fleet="down"), 0.3)
+    assert run._away_at is not None
+    run._away_at -= 901  # fleet.start_s is 900
+    with pytest.raises(TimeoutError):
+        await watched(run, Told(driven, 29, fleet="down"), 0.3)  # its agent needs no model
+    with pytest.raises(StuckError, match=r"no replica was ready for 90\d s"):
+        await watched(run, Told(driven, 1000, fleet="down"), 3)
 
 
 def test_b39_what_counts_as_progress_is_work_that_came_in_or_ended() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +13,7 @@ from stages.chat import ChatTokenizer
 from stages.engine_client import Completion, EngineUnavailableError
 from stages.errors import ContextLengthError, LLMError
 from stages.model import StreamModel
+from stages.pools.run import RunHand
 from stages.trajectory import Message, Sampling, VersionSpan
 from stages.wire import SessionOut
 from workflows.tools.bash import SCHEMA
@@ -176,3 +179,40 @@ async def test_what_was_said_and_not_sampled_has_nothing_to_train_on(chat: ChatT
     assert sum(chain.loss_mask) == 0 and chain.turns == []
     assert trajectory.messages[-1].content == "The answer is 19."
     assert "The answer is 19." in chat.decode(chain.token_ids)
+
+
+async def test_a_call_that_the_fleet_fails_to_answer_says_so_until_it_is_answered(chat: ChatTokenizer) -> None:
+    answer = [*chat.encode("ok"), chat.encode("<|im_end|>")[0]]
+    model = model_on(ScriptedEngine([EngineUnavailableError("gone"), answer]), chat)
+    told: list[str | None] = []
+    opening = model._open_session
+
+    async def open_session(failed: str | None) -> SessionOut:
+        told.append(model.unanswered)
+        return await opening(failed)
+
+    model._open_session = open_session
+    await model.generate(messages=USER)
+    assert told == [None, "gone"] and model.unanswered is None
+
+
+@pytest.mark.parametrize("away", [True, False])
+async def test_a_budget_that_ends_while_the_fleet_is_away_is_not_the_policys_fault(
+    chat: ChatTokenizer, away: bool
+) -> None:
+    failures = [EngineUnavailableError("gone", retry_after_s=30.0)] if away else []
+    model = model_on(ScriptedEngine([*failures, chat.encode("<|im_end|>")]), chat)
+    model._patience_s = 60.0
+
+    async def run(row: object, *_: object) -> None:
+        await model.generate(messages=USER)
+        await asyncio.Event().wait()
+
+    hand = SimpleNamespace(_agent=SimpleNamespace(run=run), _limits=None)
+    given = SimpleNamespace(budget=0.2, payload={})
+    running = RunHand._run_agent(hand, given, model, None, SimpleNamespace(spent_s=0.0), None)  # type: ignore[arg-type]
+    if away:
+        with pytest.raises(LLMError, match=r"the fleet was away when the attempt's 0\.2 s ended: gone"):
+            await running
+    else:
+        assert (await running)[0] == "policy_timeout"

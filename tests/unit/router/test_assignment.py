@@ -7,6 +7,7 @@ from collections import Counter
 
 from stages.ledger.events import ReplicaChanged
 from stages.router.readings import Reading
+from stages.wire import ReplicaIn
 from tests.support.fleets import ToyFleet
 
 
@@ -119,3 +120,34 @@ def test_a_snapshot_keeps_what_is_being_loaded() -> None:
     ledger = image.decode(image.encode(toy.router.ledger))
     assert ledger.state.fleet.swap == toy.fleet.swap and ledger.state.fleet.replicas["r0"].version == 2
     assert ledger.digest() == toy.router.ledger.digest()
+
+
+async def test_a_session_whose_lease_is_renewed_stays_open_however_long_its_generation_takes() -> None:
+    toy = ToyFleet(1, 2)
+    await toy.open_all()
+    idle_s = toy.router.ledger.state.rules.session_idle_s
+    for rollout in toy.rollouts:
+        toy.replicas._asked[rollout] = time.monotonic() - idle_s - 1
+    toy.replicas.uneasy(toy.rollouts[:1])
+    await toy.replicas._close_idle()
+    assert list(toy.fleet.sessions) == toy.rollouts[:1]
+
+
+async def test_run_is_held_until_a_replica_was_healthy_in_this_routers_own_life() -> None:
+    toy = ToyFleet(2, 1, hold=True)
+    assert {r.health for r in toy.fleet.replicas.values()} == {"ready"} and toy.replicas.run_room() == 0
+    toy.dead = {"r0", "r1"}
+    await toy.replicas._probe_all()
+    assert toy.replicas.run_room() == 0
+    woken = toy.router.woken
+    toy.dead = {"r0"}
+    await toy.replicas._probe_all()
+    assert toy.replicas.run_room() > 0 and toy.router.woken > woken
+    toy.dead = {"r0", "r1"}
+    for _ in range(2):
+        await toy.replicas._probe_all()
+    assert toy.replicas.run_room() == 0
+    await toy.replicas.join(ReplicaIn(url="http://r2", id="r2"))
+    assert toy.replicas.run_room() > 0
+    await toy.replicas.remove("r2", "its process ended")
+    assert toy.replicas.run_room() == 0 and ToyFleet(0, 1).replicas.run_room() > 0

@@ -124,6 +124,66 @@ async def test_what_a_dead_router_intended_is_done_again() -> None:
     assert len(engines.done) == 2
 
 
+async def test_a_newer_version_asked_for_while_one_is_pending_comes_after_it() -> None:
+    engines = ScriptedEngines()
+    toy = ToyFleet(1, 1, engines)
+    engines.free.clear()
+    first = asyncio.create_task(toy.replicas.set_policy(PolicyIn(version=1, weights_path="/w/1")))
+    await eventually(lambda: engines.under_way != [], "the first is under way")
+    first.cancel()
+    second = asyncio.create_task(toy.replicas.set_policy(PolicyIn(version=2, weights_path="/w/2")))
+    await asyncio.gather(first, return_exceptions=True)
+    engines.free.set()
+    assert (await second)["version"] == 2 and [version for _, version, _, _ in engines.done] == [1, 2]
+    assert kinds(toy) == ["PolicyIntended", "PolicyChanged"] * 2
+
+
+async def test_a_replica_left_paused_after_its_stamp_is_resumed_before_it_is_taken_back() -> None:
+    engines = ScriptedEngines()
+    toy = ToyFleet(1, 1, engines)
+    engines.failing = {"http://r0"}
+    await toy.replicas.set_policy(PolicyIn(version=1, weights_path="/w"))
+    engines.versions["http://r0"], engines.paused = "1", {"http://r0"}
+    for failing, health in (({"http://r0"}, "down"), (set(), "ready")):
+        engines.failing = failing
+        toy.replicas.policy._waits.clear()  # type: ignore[union-attr]
+        await toy.replicas._probe_all()
+        await asyncio.gather(*toy.replicas._catching_up.values())
+        assert toy.fleet.replicas["r0"].health == health
+    assert not engines.paused and engines.done == []
+
+
+@pytest.mark.parametrize("path", ["/w", None])
+async def test_a_ready_replica_that_stands_still_is_resumed_or_put_out(path: str | None) -> None:
+    engines = ScriptedEngines()
+    toy = ToyFleet(2, 1, engines)
+    await toy.replicas.set_policy(PolicyIn(version=1, weights_path=path))
+    engines.paused = {"http://r0", "http://r1"}
+    engines.failing = {"http://r1"}
+    await toy.replicas.look()
+    health = [toy.fleet.replicas[name].health for name in ("r0", "r1")]
+    if path is None:  # the trainer loads the weights, and pauses its engines itself
+        assert engines.paused == {"http://r0", "http://r1"} and health == ["ready", "ready"]
+    else:
+        assert engines.paused == {"http://r1"} and health == ["ready", "down"]
+        assert "may be paused" in toy.fleet.replicas["r1"].reason
+
+
+async def test_a_router_that_leaves_amid_a_swap_ends_it_before_its_clients_close() -> None:
+    engines = ScriptedEngines()
+    toy = ToyFleet(1, 1, engines)
+    engines.free.clear()
+    asking = asyncio.create_task(toy.replicas.set_policy(PolicyIn(version=1, weights_path="/w")))
+    await eventually(lambda: engines.under_way != [], "the swap is under way")
+    assert toy.replicas.policy is not None
+    await toy.replicas.policy.close(grace_s=0.0)
+    assert engines.under_way == [] and toy.fleet.swap is not None, "the next router does it again"
+    await asyncio.gather(asking, return_exceptions=True)
+    with pytest.raises(ServiceError) as caught:
+        await toy.replicas.set_policy(PolicyIn(version=2, weights_path="/w"))
+    assert caught.value.status == 503
+
+
 async def test_the_same_request_twice_at_once_is_one_swap_with_one_answer() -> None:
     engines = ScriptedEngines()
     toy = ToyFleet(1, 1, engines)

@@ -19,9 +19,8 @@ def argv(image: str = "host", *, alone: bool = False) -> list[str]:
 
 def test_every_namespace_is_left_and_every_privilege_dropped() -> None:
     words = argv()
-    assert {"--containall", "--cleanenv", "--no-home", "--no-privs", "--net", "--mount", "--cgroup", "--uts"} <= set(
-        words
-    )
+    assert {"--contain", "--pid", "--cleanenv", "--no-home", "--no-privs", "--net"} <= set(words)
+    assert {"--mount", "--cgroup", "--uts", "--ipc"} <= set(words[: words.index("/bin/sh")])
     assert words[words.index("--network") + 1] == "none"
     assert words[words.index("--no-mount") + 1] == "sys,dev,home,tmp,hostfs,cwd,bind-paths"
     assert "max_user_namespaces" in words[words.index("-c") + 1]

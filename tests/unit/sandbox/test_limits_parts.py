@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 from pathlib import Path
 
+import pytest
+
+from sandbox import watchdog
+from sandbox.errors import LimitExceeded
 from sandbox.limits import Bounds, Usage, counts_by_namespace, excess, resource_limits
 from sandbox.usage import Process, families, written
+from sandbox.watchdog import Watchdog
+from tests.support.waiting import eventually
 
 MIB = 1 << 20
 
@@ -55,3 +62,56 @@ def test_what_was_written_is_counted_once_and_without_following(tmp_path: Path) 
     assert 2 * MIB <= size < 3 * MIB and names == 7
     assert (place / "upper/closed").stat().st_mode & 0o777 == 0
     assert written(place, 1 << 60, 3)[1] == 4
+
+
+class Looked:
+    """A sandbox for a watchdog, whose processes are made up."""
+
+    def __init__(self, directory: Path, bounds: Bounds) -> None:
+        self.directory, self.bounds, self.roots = directory, bounds, {7}
+        self.ended: list[str] = []
+
+    def end(self, reason: LimitExceeded) -> None:
+        self.ended.append(reason.limit)
+
+
+def test_a_look_that_fails_is_not_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    def processes() -> dict[int, Process]:
+        nonlocal looks
+        looks += 1
+        if looks < 3:
+            raise OSError(24, "Too many open files")
+        return {7: Process(1, 0.0, 9, 0)}
+
+    async def scenario() -> None:
+        one = Looked(tmp_path, Bounds(processes=5))
+        dog = Watchdog(tmp_path, lambda: [one], pace_s=0.001)
+        dog.ensure()
+        await eventually(lambda: one.ended, "ended")
+        await dog.close()
+        assert one.ended[0] == "processes"
+
+    monkeypatch.setattr(watchdog, "processes", processes)
+    asyncio.run(scenario())
+
+
+def test_the_time_of_a_shell_that_has_ended_still_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two shells of six seconds each, and a look between them at which there is none."""
+    monkeypatch.setattr(watchdog, "processes", lambda: {pid: Process(1, 6.0, 1, 0) for pid in (7, 8)})
+
+    async def scenario() -> None:
+        one, other = Looked(tmp_path, Bounds(cpu_s=10.0)), Looked(tmp_path, Bounds(cpu_s=5.0))
+        other.roots = set()
+        dog = Watchdog(tmp_path, lambda: [one, other], pace_s=0.001)
+        look = dog._look_once
+        dog._thread = watchdog.ThreadPoolExecutor(1)
+        for roots in ({7}, set(), {8}):
+            assert one.ended == []
+            one.roots = roots
+            await look()
+        assert one.ended == ["cpu_s"] and other.ended == []
+        await dog.close()
+
+    asyncio.run(scenario())

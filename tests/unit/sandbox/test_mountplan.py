@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.errors import SandboxError
-from sandbox.mountplan import MAX_LAYERS, bwrap_argv, enter_argv, plan_overlays
+from sandbox.mountplan import KERNEL_FILES, MAX_LAYERS, bwrap_argv, enter_argv, plan_overlays
 
 SKELETON = Path("/scratch/skeleton")
 
@@ -40,7 +40,7 @@ def test_a_long_chain_is_refused() -> None:
 
 def test_every_namespace_is_left_and_every_privilege_dropped() -> None:
     argv = bwrap_argv(Path("/s/merged"), {"A": "b c"}, 64)
-    for option in ("user", "pid", "net", "ipc", "uts"):
+    for option in ("user", "pid", "net", "uts"):
         assert f"--unshare-{option}" in argv
     assert {"--disable-userns", "--die-with-parent", "--clearenv"} <= set(argv)
     assert argv[argv.index("--cap-drop") + 1] == "ALL"
@@ -48,12 +48,13 @@ def test_every_namespace_is_left_and_every_privilege_dropped() -> None:
     assert argv.index("--clearenv") < argv.index("--setenv") and argv[-1] == "--"
     assert "--new-session" not in argv and "--share-net" not in argv
     binds = [argv[place + 1 : place + 3] for place, word in enumerate(argv) if "bind" in word]
-    assert binds == [["/s/merged", "/"]]
+    assert binds == [["/s/merged", "/"], *([path, path] for path in KERNEL_FILES)]
+    assert binds[1] == ["/proc/sys", "/proc/sys"] and "--bind" not in argv[argv.index("--proc") :]
 
 
 def test_the_command_line_mounts_in_order_and_ends_in_bash() -> None:
     overlays = plan_overlays("host", SKELETON, [], [])
     argv = enter_argv(Path("/s"), overlays, {}, 64)
-    assert argv[:3] == ["unshare", "--user", "--map-root-user"]
+    assert argv[:3] == ["unshare", "--user", "--map-root-user"] and "--ipc" in argv[: argv.index("--")]
     assert argv.index("merged") < argv.index("merged/usr") < argv.index("bwrap")
     assert argv[-5:] == ["/bin/bash", "--norc", "--noprofile", "--noediting", "-i"]

@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from sandbox.patches import apply, parse
+from sandbox.history import Before
+from sandbox.patches import Patched, apply, parse
 
 GIT = b"""diff --git a/src/a.py b/src/a.py
 index 1..2 100644
@@ -67,6 +68,11 @@ def test_line_ends_and_a_missing_last_newline_are_kept() -> None:
         (b"hello\n", "no file"),
         (b"--- a\n+++ a\n@@ -1,3 +1,3 @@\n x\n", "ends after 1 of 3 old"),
         (b"diff --git a/x b/x\nGIT binary patch\n", "binary"),
+        (b"--- a\n+++ a\n@@ -1,2 +1 @@\n x\n y\n", "more lines than the 2 old and 1 new"),
+        (b"--- a\n+++ a\n@@ -1 +1 @@\n-x\n+y\n+z\n", "more lines than"),
+        (b"--- a\n+++ a\n@@ -1 +1 @@\n-x\n+y\n z\n", "more lines than"),
+        (b"diff --git a/l b/l\nnew file mode 120000\n--- /dev/null\n+++ b/l\n@@ -0,0 +1 @@\n+/etc\n", "symbolic link"),
+        (b"diff --git a/l b/l\nindex 1234567..89abcde 160000\n--- a/l\n+++ b/l\n", "submodule"),
     ],
 )
 def test_what_is_no_whole_diff_is_refused(diff: bytes, said: str) -> None:
@@ -85,3 +91,43 @@ def test_the_diff_of_two_texts_makes_one_of_the_other(seed: int) -> None:
     if diff:
         (patch,) = parse(diff.encode())
         assert apply(patch, "".join(before).encode()) == "".join(after).encode()
+
+
+def after(diff: bytes, **files: bytes) -> dict[str, bytes | None]:
+    patched = Patched(parse(diff), lambda name: Before(f"/{name}", files.get(name), 0o644))
+    return {path: data for path, (data, _) in patched.afters.items()}
+
+
+def test_a_line_far_outside_and_a_file_of_equal_lines_cost_little() -> None:
+    (far,) = parse(b"--- a\n+++ a\n@@ -1000000000000 +1000000000000 @@\n-x\n+y\n")
+    assert apply(far, b"0\nx\n") == b"0\ny\n"
+    with pytest.raises(ValueError, match="does not fit"):
+        apply(far, b"")
+    many = b"--- a\n+++ a\n@@ -1,10001 +0,0 @@\n" + b"-x\n" * 10_000 + b"-y\n"
+    with pytest.raises(ValueError, match="too many places"):
+        apply(parse(many)[0], b"x\n" * 40_000)
+
+
+def test_what_has_no_hunks_is_done_too() -> None:
+    diff = b"""diff --git a/empty b/empty
+new file mode 100644
+index 0000000..e69de29
+diff --git a/gone b/gone
+deleted file mode 100644
+index e69de29..0000000
+diff --git a/run b/run
+old mode 100644
+new mode 100755
+"""
+    assert after(diff, gone=b"", run=b"x") == {"/empty": b"", "/gone": None, "/run": b"x"}
+    assert parse(diff)[2].mode == 0o755
+    assert after(b"--- a/f\n+++ b/f\n@@ -1 +1 @@\n-x\n+y\n-- \n2.39.2\n", f=b"x\n") == {"/f": b"y\n"}
+
+
+def test_renames_are_of_what_was_there_and_never_over_another_file() -> None:
+    swap = b"diff --git a/a b/b\nrename from a\nrename to b\ndiff --git a/b b/a\nrename from b\nrename to a\n"
+    assert after(swap, a=b"1", b=b"2") == {"/a": b"2", "/b": b"1"}
+    with pytest.raises(FileExistsError):
+        after(swap.partition(b"\ndiff")[0] + b"\n", a=b"1", b=b"2")
+    with pytest.raises(FileExistsError):
+        after(b"diff --git a/a b/b\ncopy from a\ncopy to b\n", a=b"1", b=b"2")

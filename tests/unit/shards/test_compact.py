@@ -12,10 +12,12 @@ import pytest
 from stages import beacon, sharedfs
 from stages.beacon import Beacon
 from stages.errors import SchemaError, ShardError
+from stages.identity import here, is_surely_dead
 from stages.layout import RunLayout
 from stages.shards import ShardReader, row_to_json
 from stages.shards.compact import Compacted, compact
 from stages.shards.sealed import read_record, record_path
+from stages.trajectory import Message, Trajectory
 from tests.support.faults import FaultyFs
 from tests.unit.stages_files.samples import (
     group_line,
@@ -126,11 +128,56 @@ def test_what_reads_back_otherwise_is_not_published(layout: RunLayout, monkeypat
     assert not record_path(layout).exists() and layout.shard("eval-1", 0).exists()
 
 
+def test_what_a_dead_router_committed_and_did_not_publish_is_never_lost(layout: RunLayout) -> None:
+    """Its shard holds one rollout that the index names and one that only the next router's epoch will name."""
+    rows = [make_row(n, [make_chain(200 + n)]) for n in (COUNT, COUNT + 1)]
+    places = write_rows(layout, rows, "eval-2")
+    named, unnamed = [rows_line(COUNT + 2 + n, *one) for n, one in enumerate(zip(rows, places, strict=True))]
+    publish(layout, [named], 2, COUNT + 1)
+    mine = here()
+    dead = Beacon(2, "http://127.0.0.1:1", mine.node, 2**22 + 1, boot=mine.boot, pid_namespace=mine.pid_namespace)
+    assert is_surely_dead(dead.identity)
+    beacon.write(layout, dead)
+    for force in (False, True):
+        with pytest.raises(ShardError, match="if the router died, resume it first"):
+            compact(layout.root, force=force)
+    publish(layout, [unnamed], 3, COUNT + 2)
+    assert len(everything(layout)) == COUNT + 2
+
+
+def test_a_sealed_file_answers_for_nothing_that_the_index_got_later(layout: RunLayout) -> None:
+    """A shard that was replaced and is still there, since its removal failed, and a later line that names it."""
+    rows = [make_row(n, [make_chain(200 + n)]) for n in (COUNT, COUNT + 1)]
+    places = write_rows(layout, rows, "eval-2")
+    first, late = [rows_line(COUNT + 2 + n, *one) for n, one in enumerate(zip(rows, places, strict=True))]
+    publish(layout, [first], 2, COUNT + 1)
+    fs = FaultyFs()
+    fs.fail("unlink", errno.EIO, "arrows")
+    with sharedfs.use(fs), pytest.raises(OSError, match="Input/output"):
+        compact(layout.root)
+    publish(layout, [late], 3, COUNT + 2)
+    before = everything(layout)
+    assert len(before) == COUNT + 2
+    assert compact(layout.root).rollouts == 1 and read_record(layout).last_seq == COUNT + 3
+    assert everything(layout) == before and not list(layout.shards.glob("*.arrows"))
+
+
+def test_messages_count_in_a_row_groups_size(tmp_path: Path) -> None:
+    layout = make_layout(tmp_path)
+    said = Trajectory([make_chain(6)], [Message("user", "x" * 20_000)])
+    rows = [msgspec.structs.replace(make_row(n, [make_chain(6)]), trajectory=said) for n in range(8)]
+    places = write_rows(layout, rows)
+    publish(layout, [rows_line(n, *one) for n, one in enumerate(zip(rows, places, strict=True), 1)])
+    compact(layout.root, group_bytes=40_000)
+    assert len(read_record(layout).files[0].first_seqs) == 4
+
+
 def test_a_run_that_may_still_write_is_left_alone(layout: RunLayout) -> None:
     alive = Beacon(1, "http://127.0.0.1:1", "elsewhere", 1)
     beacon.write(layout, alive)
-    with pytest.raises(ShardError, match=r"its router \(elsewhere, pid 1\) has not ended"):
-        compact(layout.root)
+    for force in (False, True):
+        with pytest.raises(ShardError, match=r"its router \(elsewhere, pid 1\) has not ended"):
+            compact(layout.root, force=force)
     beacon.write(layout, msgspec.structs.replace(alive, ended=True))
     layout.member("eval-9-ab").write_text("{}")
     with pytest.raises(ShardError, match="worker eval-9-ab may still write"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 import types
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from stages.layout import RunLayout
-from stages.shards import ShardReader
+from stages.shards import ShardGroup, ShardReader
 from stages.shards.torch_dataset import as_dataset
 from tests.unit.stages_files.samples import group_line, make_layout, make_row, publish, rows_line, write_rows
 
@@ -66,6 +67,10 @@ def test_a_rank_outside_the_world_is_refused(layout: RunLayout, rank: int, world
         ShardReader(layout.root, rank=rank, world_size=world)
 
 
+def _name(group: ShardGroup) -> str:
+    return group.line.group_id
+
+
 def test_the_dataset_divides_by_rank_and_by_loader_worker(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the two names that it uses of torch in torch's place."""
     data: Any = types.ModuleType("torch.utils.data")
@@ -81,6 +86,8 @@ def test_the_dataset_divides_by_rank_and_by_loader_worker(layout: RunLayout, mon
             seen.append(list(dataset))
     assert sorted(name for share in seen for name in share) == [f"g{n}" for n in range(GROUPS)]
     data.get_worker_info = lambda: None
+    spawned = pickle.loads(pickle.dumps(as_dataset(layout.root, transform=_name, after=2, rank=1, world_size=2)))
+    assert list(spawned) == list(as_dataset(layout.root, transform=_name, after=2, rank=1, world_size=2)) != []
     assert len(list(as_dataset(layout.root, transform=lambda group: group.line.group_id))) == GROUPS
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from stages.toolformats import format_of, parse_calls
+from stages.toolformats import ToolFormat, format_of, parse_calls
 
 XML = "<tool_call>\n<function=bash>\n<parameter=command>\n{}\n</parameter>\n</function>\n</tool_call>"
 
@@ -72,3 +73,55 @@ def test_a_template_tells_its_format() -> None:
     assert format_of("... <function=example_function_name> ...") == "xml"
     assert format_of("[func_name1(params_name1=params_value1)]") == "python"
     assert format_of('<tool_call>\n{"name": ') == "hermes"
+
+
+BIG = str(10**23)
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("hermes", f'<tool_call>{{"name": "f", "arguments": {{"n": [{BIG}]}}}}</tool_call>'),
+        ("hermes", f'<tool_call>{{"name": "f", "arguments": "{{\\"n\\": {BIG}}}"}}</tool_call>'),
+        ("xml", f"<tool_call><function=f><parameter=n>{BIG}</parameter></function></tool_call>"),
+        ("python", f"[f(n={BIG})]"),
+        ("python", f"[f(n=-{BIG})]"),
+        ("python", "[f(n=1e999)]"),
+        ("python", "[f(n={1: 2})]"),
+        ("python", "[f(n=b'x')]"),
+        ("python", "[f(n={1, 2})]"),
+        ("python", "[f(n=1, n=2)]"),
+        ("python", "[f(n='\\ud800')]"),
+    ],
+)
+def test_arguments_that_no_row_could_keep_are_malformed(form: ToolFormat, text: str) -> None:
+    content, (call,) = parse_calls(text, form)
+    assert call.error is not None and call.arguments == {} and content == text
+    msgspec.msgpack.encode(call)
+
+
+def test_integers_of_64_bits_are_kept() -> None:
+    for number in (2**64 - 1, -(2**63)):
+        text = f'<tool_call>{{"name": "f", "arguments": {{"n": {number}}}}}</tool_call>'
+        assert parse_calls(text, "hermes")[1][0].arguments == {"n": number}
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "f"}</tool_call>' * 70),
+        ("hermes", "<tool_call>x" * 70 + "</tool_call>"),
+        ("xml", "<tool_call><function=f></function></tool_call>" * 70),
+        ("python", f"[{'f(), ' * 70}]"),
+    ],
+)
+def test_what_is_beyond_64_calls_is_one_malformed_call(form: ToolFormat, text: str) -> None:
+    content, calls = parse_calls(text, form)
+    assert len(calls) == 65 and "64 calls" in str(calls[-1].error)
+    assert content.endswith(text[-12:])
+
+
+def test_tags_that_never_close_are_one_malformed_call() -> None:
+    text = "<tool_call>" + '<tool_call>{"a": "' * 20_000 + " " * 1000
+    content, (call,) = parse_calls(text, "hermes")
+    assert "no </tool_call>" in str(call.error) and content == text.strip()

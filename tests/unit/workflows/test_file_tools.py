@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,8 @@ def test_a_patch_stays_in_the_sandbox(tmp_path: Path) -> None:
         await sandbox.files.write("/work/x", "")
         root = next(tmp_path.glob("*/s1/root"))
         (root / "work/out").symlink_to(tmp_path / "outside")
+        (root / "work" / os.fsdecode(b"d\xff")).mkdir()
+        assert "d\ufffd/" in await editor.call(sandbox, {"command": "view", "path": "/work"}, 5.0)
         for name in ("../../../../outside", "out"):
             with pytest.raises(FilesError):
                 await sandbox.files.patch(f"--- a/{name}\n+++ b/{name}\n@@ -1 +1 @@\n-1\n+2\n", directory="/work")

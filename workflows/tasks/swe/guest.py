@@ -230,8 +230,10 @@ def state_of_runner(own: Sequence[type], looks: Sequence[Look]) -> dict[str, tup
     """What pytest is made of: each function and method of the modules above, by name, with its code."""
     found: dict[str, tuple[Any, Any]] = {}
     # Of pluggy every module: its releases name them differently.
-    watched = [name for name in sys.modules if name in WATCHED or name.startswith("pluggy.")]
-    places: list[tuple[str, Any]] = [(name, vars(sys.modules[name])) for name in watched]
+    # A copy, for other threads import too, without the names that a project has blocked by None.
+    loaded = [(name, module) for name, module in list(sys.modules.items()) if module is not None]
+    watched = [(name, module) for name, module in loaded if name in WATCHED or name.startswith("pluggy.")]
+    places: list[tuple[str, Any]] = [(name, vars(module)) for name, module in watched]
     places += [(kind.__name__, vars(kind)) for kind in own]
     while places:
         where, names = places.pop()

@@ -86,6 +86,17 @@ async def test_a_failed_runs_leftovers_are_taken_and_a_finished_ones_are_none(ma
     assert await cancel_jobs(made.layout.root) == [] and made.slurm.calls.total() == before
 
 
+async def test_a_superseded_job_that_still_runs_is_taken_too(made: JobSide) -> None:
+    """It lost the node of its batch shell, and its successor waits: nobody else would end it."""
+    made.note("13", "run", reason="continue")
+    made.note("14", "control", reason="continue")
+    states = {"9": "NODE_FAIL", "10": "RUNNING", "11": "PENDING", "12": "PENDING", "13": "PENDING", "14": "PENDING"}
+    made.slurm.known = [plain(job_id, state) for job_id, state in states.items()]
+    (said,) = await cancel_jobs(made.layout.root)
+    assert said == "jobs 10, 11, 12, 13, 14 are cancelled"
+    assert {job.state.value for job in made.slurm.known} == {"node_fail", "cancelled"}
+
+
 async def test_when_slurm_does_not_answer_that_is_said(made: JobSide) -> None:
     made.slurm.error = SlurmUnavailable("squeue: no answer")
     with pytest.raises(NotCancelledError, match="Slurm did not take it: squeue: no answer; the run itself") as caught:

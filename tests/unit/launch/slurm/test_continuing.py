@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from launch.slurm import record
+from launch.slurm.client import json_shapes
 from launch.slurm.client.errors import SlurmUnavailable
 from launch.slurm.continuing import Continuing
 from stages import sharedfs
@@ -146,6 +149,32 @@ async def test_a_component_is_lost_only_where_slurm_took_it(side: Sides) -> None
 # ---- its own job
 
 
+async def test_what_its_submitter_notes_late_decides_whose_successor_it_is(side: Sides) -> None:
+    """The job starts before the submitter's record is there, and makes one of its own in the meantime."""
+    made = side("linked", continue_by="resubmit")
+    made.note("9", "run")
+    job = continuing(made, "10", "run", JOB_NAME="rollmill-x-10")
+    await job.end_predecessor()
+    assert made.slurm.told == []
+    made.note("10", "run", reason="continue")
+    await job.end_predecessor()
+    assert made.slurm.told == [("cancel", ("9",), "all")]
+
+
+async def test_an_end_takes_all_jobs_that_lost_nodes_also_superseded_and_added_ones(side: Sides) -> None:
+    made = side("linked")
+    pools = replace(made.config.pools, run=replace(made.config.pools.run, workers=1, nodes=2))
+    made.config = replace(made.config, pools=pools)
+    made.note("9", "control")
+    for job_id, job, workers in (("10", "run", 0), ("11", "run+1", 2), ("12", "run+2", 2), ("13", "run", 0)):
+        made.note(job_id, job, workers=workers, first=3)
+    nodes = {"10": 1, "11": 1, "12": 2, "13": 2}
+    made.slurm.known = [plain(job_id, "RUNNING", node_count=count) for job_id, count in nodes.items()]
+    assert await continuing(made, "9", "control").finish(0) == 0
+    assert ("cancel", ("10", "11"), "all") in made.slurm.told
+    assert [job.state.value for job in made.slurm.known] == ["cancelled", "cancelled", "running", "running"]
+
+
 async def test_its_own_record_is_found_where_the_directory_is_not_listed_yet(
     side: Sides, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,10 +225,24 @@ async def test_a_job_speaks_to_its_own_cluster_alone(
     assert set(clusters.opened) == {("west",)}
 
 
+async def test_jsons_end_of_a_job_without_a_limit_is_no_preemption(side: Sides) -> None:
+    """Slurm gives it a year."""
+    made = side("het")
+    made.note("9")
+    job = continuing(made, "9", "het")
+    for end, preempted in ((1000 + 365 * 86400, False), (1500, True)):
+        said = {
+            "job_id": 9, "job_state": ["RUNNING"], "time_limit": {"set": False, "infinite": True, "number": 0},
+            "start_time": {"set": True, "number": 1000}, "end_time": {"set": True, "number": end},
+        }  # fmt: skip
+        made.slurm.known = json_shapes.parse(json.dumps({"jobs": [said]}))
+        assert await job.is_preempted() is preempted
+
+
 @pytest.mark.parametrize(
     ("state", "end", "limit_min", "preempted"),
     [("RUNNING", 900, 60, True), ("RUNNING", 3600, 60, False), ("RUNNING", 900, None, True),
-     ("RUNNING", None, None, False), ("COMPLETING", 900, 60, False)],
+     ("RUNNING", 365 * 86400, None, False), ("RUNNING", None, None, False), ("COMPLETING", 900, 60, False)],
 )  # fmt: skip
 async def test_an_end_before_the_limit_is_a_preemption(
     side: Sides, state: str, end: int | None, limit_min: int | None, preempted: bool

@@ -85,6 +85,21 @@ async def test_a_whole_run_asks_nothing(layout: RunLayout, monkeypatch: pytest.M
     assert slurm.asked == 0
 
 
+async def test_a_fleet_of_which_a_replica_serves_is_not_missed(
+    layout: RunLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fleet's own job has ended; an engine that was started beside it goes on."""
+    one = Submission(name="f", job="fleet", job_id="8", placement="linked", components=["fleet"], submitted_at=1.0)
+    record.add(layout, one)
+    fleets = {"other-1-abc": None, "": "component fleet will not come: its job 8 is cancelled"}
+    for name, message in fleets.items():
+        watching = watch(layout, OneAnswer(JobState.CANCELLED))
+        for now in (1000, 1400):
+            monkeypatch.setattr(pool_watch.time, "monotonic", lambda now=now: now)
+            await watching.look(status(*ALL) | {"fleet": [{"id": name, "state": "ready"}] if name else []})
+        assert control.message(layout, "fail") == message
+
+
 # ---- a job of several nodes that has lost the one with its batch shell
 
 
@@ -97,7 +112,9 @@ class Lost:
         cluster = dataclasses.replace(config.cluster, max_requeues=most)
         lease = dataclasses.replace(config.lease, ttl_s=10.0)
         self.config = dataclasses.replace(config, pools=pools, lease=lease, cluster=cluster, stuck_after_s=100.0)
-        self.slurm, self.told, self.monkeypatch = OneAnswer(JobState.RUNNING, started_at=10), [], monkeypatch
+        self.slurm, self.monkeypatch = OneAnswer(JobState.RUNNING, started_at=10), monkeypatch
+        self.told: list[tuple[str, ...]] = []
+        self.broken = 0
         self.slurm.cancel = self.cancel  # type: ignore[attr-defined]
         self.watch = PoolWatch(self.config, layout, self.slurm)  # type: ignore[arg-type]
         monkeypatch.setattr(pool_watch.time, "time", lambda: pool_watch.time.monotonic())
@@ -108,6 +125,9 @@ class Lost:
         self.told.append(("cancel", *ids))
 
     def submit(self, _config: Config, layout: RunLayout, _id: str, job: Job, *how: str, code: str) -> Submission:
+        if self.broken:
+            self.broken -= 1
+            raise OSError(116, "Stale file handle")
         self.told.append(("submit", job.name, *how))
         one = Submission(name=f"n{len(self.told)}", job=job.name, job_id="8", placement="linked", components=[job.name],
                          submitted_at=2.0, reason=how[1])  # fmt: skip
@@ -160,6 +180,56 @@ async def test_a_job_of_one_node_is_left_to_slurm(layout: RunLayout, monkeypatch
     await lost.goes_silent()
     await looks(lost.watch, monkeypatch, (1200, ("init", "eval")))
     assert lost.slurm.asked == 1 and lost.told == []
+
+
+ENDS = [JobState.NODE_FAIL, JobState.BOOT_FAIL, JobState.PREEMPTED]
+
+
+@pytest.mark.parametrize("state", [*ENDS, JobState.FAILED, JobState.CANCELLED])
+@pytest.mark.parametrize("continue_by", ["resubmit", "requeue"])
+async def test_where_slurm_queues_nothing_again_a_job_that_it_ended_is_submitted_anew(
+    layout: RunLayout, monkeypatch: pytest.MonkeyPatch, state: JobState, continue_by: str
+) -> None:
+    lost = Lost(layout, monkeypatch, nodes=1)
+    cluster = dataclasses.replace(lost.config.cluster, continue_by=continue_by)  # type: ignore[arg-type]
+    lost.watch = PoolWatch(dataclasses.replace(lost.config, cluster=cluster), layout, lost.slurm)  # type: ignore[arg-type]
+    lost.slurm.state = state
+    await looks(lost.watch, monkeypatch, (1000, ALL), (1001, ("init", "eval")), (1200, ("init", "eval")))
+    anew = continue_by == "resubmit" and state in ENDS
+    assert lost.told == ([("submit", "run", "linked", "continue")] if anew else [])
+    failed = control.message(layout, "fail")
+    assert failed == (None if anew else f"component run will not come: its job 7 is {state.value}")
+
+
+async def test_a_lost_job_is_submitted_anew_only_so_often(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = Lost(layout, monkeypatch, nodes=1, most=0)
+    cluster = dataclasses.replace(lost.config.cluster, continue_by="resubmit")
+    lost.watch = PoolWatch(dataclasses.replace(lost.config, cluster=cluster), layout, lost.slurm)  # type: ignore[arg-type]
+    lost.slurm.state = JobState.NODE_FAIL
+    await looks(lost.watch, monkeypatch, (1000, ("init", "eval")), (1200, ("init", "eval")))
+    assert lost.told == [] and "cluster.max_requeues=0" in (control.message(layout, "fail") or "")
+
+
+async def test_files_that_fail_for_a_moment_and_strange_jobs_end_nothing(
+    layout: RunLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = Lost(layout, monkeypatch)
+    lost.broken = 1
+    answer = lost.slurm.jobs
+
+    async def more(ids: list[str], **given: object) -> list[JobInfo]:
+        return [JobInfo(job_id="70", leader_id="70", state=JobState.FAILED), *await answer(ids, **given)]
+
+    lost.slurm.jobs = more  # type: ignore[method-assign]
+    await lost.goes_silent()
+    assert lost.told == [("cancel", "7")], "it could not be submitted"
+    lost.slurm.state = JobState.CANCELLED
+    with monkeypatch.context() as patch:
+        patch.setattr(record, "read", lambda _: (_ for _ in ()).throw(OSError(116, "Stale file handle")))
+        await looks(lost.watch, monkeypatch, (1200, ("init", "eval")))
+    assert lost.told[1:] == []
+    await looks(lost.watch, monkeypatch, (1300, ("init", "eval")))
+    assert lost.told[1:] == [("submit", "run", "linked", "continue")] and control.message(layout, "fail") is None
 
 
 async def test_a_job_is_lost_only_so_often(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
+import sys
 import weakref
 from typing import Any
 from unittest import mock
@@ -267,3 +268,13 @@ def test_lists_of_ones_own_are_looked_into(liar: Any) -> None:
     with pytest.raises(AssertionError, match="claims"):
         equality.Look(False)(liar, [7], True)
     assert equality.Look(False)(Own([7]), [7], True)
+
+
+def test_a_module_that_is_blocked_by_none_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Projects test without an optional library by `sys.modules[name] = None`."""
+    whole = guest.state_of_runner([], [])
+    monkeypatch.setitem(sys.modules, "pluggy.blocked", None)
+    assert guest.state_of_runner([], []) == whole
+    monkeypatch.setitem(sys.modules, "_pytest.runner", None)
+    found = guest.state_of_runner([], [])
+    assert "_pytest.runner.runtestprotocol" in whole and "_pytest.runner.runtestprotocol" not in found
