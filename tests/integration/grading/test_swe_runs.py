@@ -90,13 +90,13 @@ def test_an_environment_is_made_once_and_no_private_column_is_where_an_agent_cou
     assert runs.summary(tmp_path / "oracle")["init"] == {"prepared": 2, "cached": 0}
     assert [line["reward"] for line in runs.rows(tmp_path / "oracle")] == [1.0] * 16
     layers = sorted((tmp_path / "store" / "layers").rglob("*.*"))
-    made = {path: path.stat().st_mtime_ns for path in layers}
+    made = {path: path.stat().st_ino for path in layers}  # not its time: a use is noted there
     assert len(list((tmp_path / "store" / "layers" / "keys").iterdir())) == 2
     assert len(list((tmp_path / "store" / "wheels" / "locks").glob("*.json"))) == 1
     words = f"+agent.options.words='{' '.join(small.SECRETS)}'"
     swe(tmp_path / "second", data, words, agent="agent._target_=tests.support.searching.Searcher")
     assert runs.summary(tmp_path / "second")["init"] == {"prepared": 0, "cached": 2}
-    assert {path: path.stat().st_mtime_ns for path in sorted((tmp_path / "store" / "layers").rglob("*.*"))} == made
+    assert {path: path.stat().st_ino for path in sorted((tmp_path / "store" / "layers").rglob("*.*"))} == made
     for row in shards(tmp_path / "second").values():
         assert row["reward"] == 0.0
         assert dict(row["reward_parts"]) == pytest.approx({"f2p": 0.0, "p2p": 1.0, "canary": 1.0, "format": 1.0})
