@@ -39,9 +39,9 @@ def greet(peer: socket.socket, kind: bytes) -> None:
 
 def asked(peer: socket.socket, seen: bytearray) -> str:
     """The id of the next request."""
-    while b'"msg_id": "' not in seen or not seen.endswith(b"}"):
+    while b'"msg_id":' not in seen or not seen.endswith(b"}"):
         seen += peer.recv(65536)
-    found = bytes(seen).rpartition(b'"msg_id": "')[2].partition(b'"')[0].decode()
+    found = bytes(seen).rpartition(b'"msg_id":')[2].split(b'"')[1].decode()  # packed with a blank there or without
     seen.clear()
     return found
 
