@@ -9,7 +9,6 @@ import signal
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,7 +28,7 @@ from stages.ledger.events import ReplicaChanged, SessionOpened
 from stages.router.auth import Tokens, make_secrets
 from stages.router.replicas import FAILURES_TO_EJECT, Replicas
 from tests.support import runs
-from tests.support.ledgers import Driven
+from tests.support.fleets import InstantRouter
 from tests.support.routers import make_run, routed
 from tests.support.waiting import poll
 from tests.unit.launch.slurm.conftest import Sides
@@ -76,25 +75,11 @@ async def test_b07_a_component_that_ended_ends_the_run_with_its_own_words(side: 
     assert await made.lead("fleet", made.steps("fleet", fleet=dies)) == 1, "its nodes are released"
     driver = Driver(made.config, made.layout, 1, [])
     with pytest.raises(BrokenRunError, match=r"component fleet ended with exit code 1: replica-1 .*no memory"):
-        await driver._end_if_asked()
-
-
-class Router:
-    """As much of a router as the fleet's calls need."""
-
-    def __init__(self) -> None:
-        self.driven = Driven()
-        self.ledger = self.driven.ledger
-
-    def clock(self) -> float:
-        return self.driven.t
-
-    async def submit(self, event: Any) -> Any:
-        return self.driven.apply(event)
+        await driver._is_over()
 
 
 async def test_b07_sessions_of_a_dead_replica_move_and_status_says_which_it_is() -> None:
-    router, dead = Router(), {"http://r1"}
+    router, dead = InstantRouter(), {"http://r1"}
 
     async def probe(url: str) -> bool:
         return url not in dead
