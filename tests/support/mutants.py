@@ -129,7 +129,10 @@ MUTANTS = (
         "replica is not None and replica.health != DOWN", "replica is not None", SLURM, "b07_sessions",
     ),
     Mutant(
-        "b08_added_jobs_share_a_name", "launch/slurm/elastic.py", "nth=nth, ", "", SLURM, "b08_every_job",
+        "b08_added_jobs_are_forgotten", "launch/slurm/cancelling.py",
+        "submissions = await asyncio.to_thread(record.read, layout)",
+        'submissions = [one for one in await asyncio.to_thread(record.read, layout) if one.reason != "scale"]',
+        SLURM, "b08_every_job",
     ),
     Mutant(
         "b08_jobs_of_a_cancelled_run_that_run_stay", "launch/slurm/continuing.py",
