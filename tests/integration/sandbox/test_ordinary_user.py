@@ -89,7 +89,7 @@ def copy() -> Iterator[Path]:
         shutil.rmtree(home)
 
 
-def as_user(home: Path, *arguments: str, timeout_s: float = 380.0) -> subprocess.CompletedProcess[str]:
+def as_user(home: Path, *arguments: str, timeout_s: float = 900.0) -> subprocess.CompletedProcess[str]:
     environment = {
         "PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "PYTHONPATH": f"{home}/code:{home}/site", "HOME": f"{home}/work",
         "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": f"{home}/work",
@@ -100,7 +100,7 @@ def as_user(home: Path, *arguments: str, timeout_s: float = 380.0) -> subprocess
     )  # fmt: skip
 
 
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(960)
 @pytest.mark.parametrize("file", SUITE)
 def test_the_suite_passes_as_an_ordinary_user(copy: Path, file: str) -> None:
     if os.getuid() != 0:
