@@ -127,6 +127,8 @@ class Terminal:
         timed_out = not await self._wait(timeout_s)
         if timed_out:
             await self._end_command()
+        if self.ended_for is not None:  # the shell may still say how its children died: what was cut off has no result
+            raise self.ended_for
         exit_code, output = self._exit_code(timed_out), self._output
         if self._marker is not None:
             self._accept(self._marker)

@@ -169,12 +169,13 @@ def versioned_engine() -> VersionedEngine:
 
 @contextlib.asynccontextmanager
 async def healthy() -> AsyncIterator[str]:
-    """The URL of a replica of which only the health is asked: the engine of these tests is called in process."""
+    """The URL of a replica that is asked for its health and steered alone: these tests call the engine in process."""
+    body = b'{"success":true,"is_paused":false}'
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             while await reader.readuntil(b"\r\n\r\n"):
-                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
                 await writer.drain()
         writer.close()
 
