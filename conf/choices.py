@@ -20,7 +20,6 @@ NOT_BUILT: Mapping[str, frozenset[str]] = {
 
 
 _DORMANT: Mapping[str, tuple[Any, ...]] = {
-    "fleet.policy": ("sticky",),
     "agent.harness": (None,),
 }
 """Keys that parse already, with the values that ask for nothing."""

@@ -48,7 +48,8 @@ async def cancel_jobs(run_dir: Path, *, wait: bool = True) -> list[str]:
         elif in_order:
             return ["its jobs end in a moment"]
         ended = {job.leader_id for job in jobs} - {job.leader_id for job in live}
-        ours = [one for one in submissions if one in record.current(submissions) or one.job_id not in ended]
+        current = record.current(submissions)
+        ours = [one for one in submissions if one in current or one.job_id not in ended]
         if live:
             for clusters, ids in record.by_clusters(ours).items():
                 await open_client(clusters).cancel(ids)

@@ -250,7 +250,6 @@ def test_a_config_object_of_the_wrong_values_is_refused_too() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("fleet: {policy: round_robin}", "fleet.policy=round_robin is not built yet"),
         ("agent: {harness: codex}", "agent.harness=codex is not built yet"),
     ],
 )
@@ -258,6 +257,11 @@ def test_keys_of_later_versions_say_so(text: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_keys(parse_config(text))
     assert str(caught.value) == said
+
+
+@pytest.mark.parametrize("policy", ["sticky", "round_robin", "prefix_hash"])
+def test_every_fleet_policy_that_the_router_knows_may_be_chosen(policy: str) -> None:
+    check_keys(parse_config(f"fleet: {{policy: {policy}}}"))
 
 
 def test_worker_processes_load_a_config_without_hydra(tmp_path: Path) -> None:
