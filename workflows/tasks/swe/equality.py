@@ -109,13 +109,20 @@ class Look:
             raise AssertionError("a value claims to equal what it does not")
         if base is not None and depth and base.__len__(value) <= 1000:
             alike = issubclass(type(other), base)
-            for key, item in list(dict.items(value) if base is dict else enumerate(base.__iter__(value))):
+            for key, item in self._items(base, value):
                 beside = None
                 if alike and base is dict:
                     beside = dict.get(other, key)
                 elif alike and base in (list, tuple) and key < base.__len__(other):
                     beside = base.__getitem__(other, key)
                 self._check(item, beside, depth - 1)
+
+    @staticmethod
+    def _items(base: type, value: Any) -> list[tuple[Any, Any]]:
+        """Of a copy, which is made at one go: garbage that is collected meanwhile may take itself out of a dictionary."""
+        if base is dict:
+            return list(dict.copy(value).items())
+        return list(enumerate(base.__iter__(set.copy(value) if base is set else value)))
 
     def _lies(self, value: Any, other: Any) -> bool:
         kind = type(value)
