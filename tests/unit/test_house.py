@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
+from tests.__main__ import LANES
 from tests.support.tree import ROOMS, ROOT, modules, tree, written
 
 TOP = {
@@ -39,3 +41,18 @@ def test_rooms_are_small() -> None:
 def test_every_module_says_what_it_is_for() -> None:
     named = [name for name in tracked() if name.endswith(".py") and not name.endswith("__init__.py")]
     assert [name for name in named if not (ROOT / name).read_text().startswith('"""')] == []
+
+
+def test_every_test_file_is_in_one_lane_and_in_one_alone() -> None:
+    """tests/vllm has a command of its own: it needs an environment of 2.3 GB."""
+    files = {path for name in tracked() if (path := Path(name)).parts[0] == "tests" and path.match("test_*.py")}
+    files = {path for path in files if path.parts[1] != "vllm"}
+    ignore = "--ignore="
+    for path in files:
+        lanes = [
+            name for name, words in LANES.items()
+            if any(path.is_relative_to(word) for word in words if not word.startswith(ignore))
+            and not any(path.is_relative_to(word[len(ignore):]) for word in words if word.startswith(ignore))
+        ]  # fmt: skip
+        assert len(lanes) == 1, f"{path} is in {lanes}"
+    assert {path.parts[1] for path in files} == {"slurm", "unit", "e2e", "integration"}
