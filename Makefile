@@ -1,7 +1,7 @@
 # The commands of the house; `make` lists them. Everything runs in .venv, which `setup` makes.
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test bench lock test-vllm test-slurm-24
+.PHONY: help setup demo check test bench lock test-vllm test-train test-slurm-24
 
 help:            ## list the commands
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -28,6 +28,10 @@ bench: setup     ## every benchmark's JSON
 
 lock: setup      ## compute requirements.lock anew from pyproject.toml
 	@uv pip compile -q pyproject.toml --group dev --generate-hashes --no-emit-index-url --no-header -o requirements.lock
+
+test-train: setup ## the reference trainer's gradients; needs torch in .venv: uv pip install --torch-backend cpu -e '.[train]'
+	@$(PY) -P -c 'import torch, matplotlib' || { echo "test-train needs rollmill[train] in .venv; see docs/learning.md" >&2; exit 1; }
+	@$(PY) -m pytest tests/train
 
 test-slurm-24: setup  ## the Slurm tier on Debian trixie's 24.11, then once more on a controller that limits calls
 	@sh launch/bootstrap.sh test

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from conf.errors import ConfigError
 from conf.schema import Config
@@ -11,18 +10,8 @@ from conf.schema import Config
 GROUPS = ("workflow", "task", "agent", "fleet", "sandbox", "placement", "cluster", "experiment")
 """The groups of the command line, in the order in which they are explained."""
 
-NOT_BUILT: Mapping[str, frozenset[str]] = {
-    "workflow": frozenset({"train"}),
-    "task": frozenset({"stem", "harbor"}),
-    "agent": frozenset({"harness"}),
-}
+NOT_BUILT: Mapping[str, frozenset[str]] = {}
 """Choices that are named by the contract and not there yet, by group."""
-
-
-_DORMANT: Mapping[str, tuple[Any, ...]] = {
-    "agent.harness": (None,),
-}
-"""Keys that parse already, with the values that ask for nothing."""
 
 
 def not_built(what: str) -> ConfigError:
@@ -51,14 +40,3 @@ def check_keys(config: Config) -> None:
         ConfigError: the first such key with its value.
     """
     check_choices({group: getattr(config, group).name for group in ("workflow", "fleet", "sandbox", "placement")})
-    for key, idle in _DORMANT.items():
-        value = _at(config, key)
-        if value not in idle:
-            raise not_built(f"{key}={value}")
-
-
-def _at(config: Config, key: str) -> Any:
-    value: Any = config
-    for name in key.split("."):
-        value = getattr(value, name)
-    return value

@@ -23,6 +23,7 @@ from conf.components import (
     SandboxName,
 )
 from conf.limits import Count, CountOrZero, Label, Line, Name, Priority, Range, Seconds, Seed, Share, Temperature
+from conf.training import Heldout, Train
 
 __all__ = [
     "Action",
@@ -40,6 +41,7 @@ __all__ = [
     "Evaluate",
     "Fleet",
     "FleetName",
+    "Heldout",
     "InitPool",
     "Lease",
     "Placement",
@@ -55,6 +57,7 @@ __all__ = [
     "Shards",
     "SharedFilesystem",
     "Task",
+    "Train",
     "Workflow",
     "WorkflowName",
 ]
@@ -285,6 +288,8 @@ class Config:
     """Calls to a trainer's own server."""
     evaluate: Evaluate = field(default_factory=Evaluate)
     """workflow=evaluate."""
+    train: Train = field(default_factory=Train)
+    """workflow=train."""
 
     @property
     def run_path(self) -> Path:

@@ -18,6 +18,7 @@ from conf.schema import Config
 from launch import wiring
 from launch.addresses import listen_address
 from launch.process import ORPHAN_TTLS, in_job
+from launch.training import trainer
 from sandbox.limits import Bounds
 from sandbox.scratch import owned, sweep
 from stages import manifest, open_files
@@ -297,4 +298,5 @@ BODIES: dict[str, Callable[[Context], Awaitable[None]]] = {
     "init": init,
     "run": run,
     "eval": evaluate,
+    "trainer": trainer,
 }

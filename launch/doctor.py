@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from sandbox.bubblewrap import BubblewrapBackend
 from sandbox.cgroup import delegation, own_group
 from sandbox.choose import ISOLATING, choose
 from sandbox.errors import SandboxError
@@ -127,7 +128,7 @@ def _filesystem(scratch: Path) -> list[Check]:
         f"cd {scratch.name} && mount -t overlay -o {options} overlay merged && mkdir merged/a && rmdir merged/a",
         cwd=scratch.parent,
     )  # fmt: skip
-    ask = "Linux >= 5.11, and a scratch directory that is neither an overlay nor on the network"
+    ask = "Linux >= 5.11, and a scratch directory that is neither an overlay nor on the network; else starts are slow"
     return [local, Check("kernel overlay", ok, "works" if ok else said, ask)]
 
 
@@ -135,7 +136,7 @@ def _fuse() -> Check:
     ok, said = _tried("fuse-overlayfs", "--version")
     device = os.access("/dev/fuse", os.R_OK | os.W_OK)
     found = said if not ok else "there" if device else "there, but /dev/fuse may not be opened"
-    ask = "nothing: no sandbox uses it yet, each needs the kernel's overlay"
+    ask = "nothing: no sandbox uses it; without the kernel's overlay image and layers are copied"
     return Check("fuse-overlayfs", ok and device, found, ask)
 
 
@@ -146,17 +147,19 @@ def _backends(scratch: Path) -> list[Check]:
         program = "bwrap" if name == "bubblewrap" else name
         _, version = _tried(program, "--version")
         try:
-            asyncio.run(_probed(name, scratch))
+            copied = asyncio.run(_probed(name, scratch))
         except SandboxError as error:
             checks.append(Check(name, ok=False, found=str(error), ask=_package(name)))
         else:
-            checks.append(Check(name, ok=True, found=f"{version}: isolates"))
+            how = "isolates" if not copied else "isolates; copies image and layers for every sandbox"
+            checks.append(Check(name, ok=True, found=f"{version}: {how}"))
     return checks
 
 
-async def _probed(name: str, scratch: Path) -> None:
-    async with await choose(name, scratch):
-        pass
+async def _probed(name: str, scratch: Path) -> bool:
+    """Whether it makes copies, because there are no overlays here."""
+    async with await choose(name, scratch) as backend:
+        return isinstance(backend, BubblewrapBackend) and backend.copied
 
 
 def _package(name: str) -> str:

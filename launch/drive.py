@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from conf.schema import Config
-from launch import evaluation, wiring
+from launch import evaluation, training, wiring
 from launch.bodies import node_scratch
 from launch.errors import Exit, LaunchError
 from launch.failures import describe
@@ -201,6 +201,8 @@ class Driver:
         elif config.workflow.name == "evaluate":
             report = await evaluation.evaluate_config(client, config, self._layout)
             self._report = evaluation.table(report)
+        elif config.workflow.name == "train":
+            self._report = await training.keep_training(self._layout, self._attempt, self._progress.say)
         else:
             task_ids = [row["task_id"] for row in wiring.build_task(config).rows()]
             await collect(

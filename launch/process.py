@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-KINDS = ("router", "replica", "init", "run", "eval")
+KINDS = ("router", "replica", "init", "run", "eval", "trainer")
 SERVERS = frozenset({"router", "replica"})
 IN_JOB = "ROLLMILL_ATTEMPT"
 """Environment variable that a job's leader sets: the run's attempt."""
@@ -24,15 +24,13 @@ def main(argv: list[str]) -> int:
     kind, run_dir, number = argv[0], Path(argv[1]), int(argv[2])
     member = argv[3] if len(argv) > 3 else None
     os.umask(0o077)
-    start_light()
     if kind in SERVERS and in_job():
         _outlast_workers()
     die_with_parent(signal.SIGINT if kind in SERVERS else signal.SIGTERM)
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
-    for noisy in ("httpx", "httpcore", "asyncio"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
     from launch.bodies import BODIES, open_context
     from launch.failures import describe
 
@@ -61,14 +59,6 @@ def _run(kind: str, body: object) -> None:
         run(body)  # type: ignore[arg-type]
     else:
         asyncio.run(body)  # type: ignore[arg-type]
-
-
-def start_light() -> None:
-    """Import httpx without the command line that it brings along where click and rich are there: half of its import.
-
-    A job's start waits for some ten processes that each do so.
-    """
-    sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
 
 
 def in_job() -> bool:

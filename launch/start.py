@@ -97,6 +97,10 @@ def act(config: Config) -> int:
     if config.action == "plan":
         sys.stdout.write(plan_text(config))
         return Exit.DONE
+    if config.workflow.name == "train":
+        from launch.training import check
+
+        check(config)
     if config.workflow.name == "evaluate" and config.evaluate.run_dir is not None:
         from launch.evaluation import evaluate_as_guest
 

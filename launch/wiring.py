@@ -51,6 +51,16 @@ def build_agent(config: Config, task: Task) -> Agent:
     target = _target(config.agent._target_)
     if "task" in inspect.signature(target).parameters:
         arguments["task"] = task
+    if "harness" in inspect.signature(target).parameters:
+        arguments["harness"] = config.agent.harness
+    elif config.agent.harness is not None:
+        raise ConfigError(
+            f"agent.harness got {config.agent.harness!r}, but {config.agent._target_} takes no harness; allowed: null",
+            key="agent.harness",
+            value=config.agent.harness,
+        )
+    if "wheels" in inspect.signature(target).parameters:
+        arguments.setdefault("wheels", str(StoreLayout(config.store_path).wheels))
     agent: Agent = _construct(target, arguments, "agent")
     return agent
 

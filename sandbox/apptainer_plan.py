@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sandbox.mountplan import IPC, MERGED, Overlay
+from sandbox.mountplan import IPC, MERGED, Mount
 
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 DEVICE_LINKS = {
@@ -33,14 +33,14 @@ _CLEAN = (
 )
 
 
-def mounts(overlays: Sequence[Overlay], shm_mib: int) -> str:
+def mounts(overlays: Sequence[Mount], shm_mib: int) -> str:
     """What is mounted before Apptainer starts, as one table for one call of mount; relative to the sandbox's directory.
 
     Args:
         overlays: in mounting order.
         shm_mib: size of /dev/shm.
     """
-    lines = [f"overlay {one.mount_at} overlay {one.options}" for one in overlays]
+    lines = [f"{one.source} {one.mount_at} {one.kind} {one.options}" for one in overlays]
     lines += [f"/dev/{name} {DEV}/{name} none bind" for name in DEVICES]
     lines.append(f"devpts {DEV}/pts devpts newinstance,ptmxmode=0666,mode=0620,nosuid,noexec")
     lines.append(f"tmpfs {DEV}/shm tmpfs size={shm_mib}m,mode=1777,nosuid,nodev")
@@ -49,7 +49,7 @@ def mounts(overlays: Sequence[Overlay], shm_mib: int) -> str:
 
 def apptainer_argv(
     directory: Path,
-    overlays: Sequence[Overlay],
+    overlays: Sequence[Mount],
     env: Mapping[str, str],
     program: Sequence[str],
     *,

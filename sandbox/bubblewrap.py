@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from sandbox.bashtext import BASE_ENV, shell_env
-from sandbox.errors import SandboxError
+from sandbox.bashtext import BASE_ENV, SHELL_ARGV, shell_env
+from sandbox.errors import LayerError, SandboxError, SandboxUnavailable
+from sandbox.flatten import changed, flatten
 from sandbox.ground import Entry, Ground
 from sandbox.hostroot import build_skeleton
-from sandbox.mountplan import MERGED, Overlay, enter_argv, plan_overlays
+from sandbox.mountplan import MERGED, Mount, Shown, enter_argv, plan_overlays
+from sandbox.pristine import Pristine
 from sandbox.probe import probe_isolation, require_programs
 from sandbox.protocols import SandboxSpec
 from sandbox.pty_backend import PtyBackend
+from sandbox.scratch import remove_tree
+from sandbox.uppertree import MOVED
+from sandbox.usage import STAGE, written
 
+log = logging.getLogger(__name__)
+
+COPY_BYTES = 4 * 1024**3
+"""The most that a sandbox's copy of image and layers may take, where there are no overlays."""
 MOUNT_POINTS = ("usr", "proc", "dev")
 
 
@@ -28,14 +38,21 @@ class BubblewrapGround:
         directory: its own, not made yet.
         skeleton: the host image's lowest layer.
         processes: most processes in it, where the kernel can hold that.
+        copied: image and layers are copied, because the kernel mounts no overlay here; the host's /usr is then shown as
+            it is, read-only.
     """
 
     token = None
     prefix = ""
 
-    def __init__(self, spec: SandboxSpec, directory: Path, skeleton: Path, processes: int | None = None) -> None:
+    def __init__(
+        self, spec: SandboxSpec, directory: Path, skeleton: Path, processes: int | None = None, *, copied: bool = False
+    ) -> None:
         self._spec, self._directory, self._skeleton, self._processes = spec, directory, skeleton, processes
-        self._overlays: list[Overlay] = []
+        self._mounts: Sequence[Mount] = ()
+        self._copied, self._stages = copied, 0
+        self._pristine: Pristine | None = None
+        self._given = (0, 0)
 
     @property
     def directory(self) -> Path:
@@ -53,11 +70,38 @@ class BubblewrapGround:
 
     def prepare(self) -> Entry:
         """Make uppers, work directories and the links to the lowers."""
+        self._lay()
+        return self._enter(("/bin/bash", *SHELL_ARGV), shell_env(self._spec.env), "/", alone=False)
+
+    def enter(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> Entry:
+        """See `Ground.enter`."""
+        return self._enter(argv, env, cwd, alone=True)
+
+    def _enter(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, *, alone: bool) -> Entry:
+        line = enter_argv(
+            self._directory, self._mounts, env, self._spec.limits.shm_mib, argv, cwd=cwd, alone=alone,
+            processes=self._processes,
+        )  # fmt: skip
+        return Entry(tuple(line), {"PATH": os.environ.get("PATH", "") + ":" + BASE_ENV["PATH"]}, "/", given=self._given)
+
+    def _lay(self) -> None:
+        """Make what the sandbox's root is made of."""
         layers = [_real_directory(layer, "layer") for layer in self._spec.layers]
         if self._spec.image != "host":
             _real_directory(self._spec.image, "image")
-        overlays = plan_overlays(self._spec.image, self._skeleton, layers, [one for one in layers if _holds_usr(one)])
+        with_usr = [one for one in layers if _holds_usr(one)]
+        overlays = plan_overlays(self._spec.image, self._skeleton, layers, with_usr)
+        if self._copied and self._spec.image == "host" and with_usr:
+            raise SandboxError(
+                f"layer {with_usr[0]} changes /usr, and without overlays the host's is shown as it is: use an image, "
+                "or a node whose kernel mounts overlays for this user", boundary="start", path=str(with_usr[0]),
+            )  # fmt: skip
         self._directory.mkdir(mode=0o700)
+        if self._copied:
+            host = self._spec.image == "host"
+            self._copy([self._skeleton if host else Path(self._spec.image), *layers])
+            self._mounts = [Shown("/usr", f"{MERGED}/usr")] if host else []
+            return
         for name in ("lower", "upper", "wk", MERGED):
             (self._directory / name).mkdir(mode=0o755)
         for overlay in overlays:
@@ -68,18 +112,23 @@ class BubblewrapGround:
                 (self._directory / link).symlink_to(target)
         if self._spec.upper is not None:
             self._take_upper(Path(self._spec.upper))
-        self._overlays = overlays
-        env, shm_mib = shell_env(self._spec.env), self._spec.limits.shm_mib
-        return _entry(enter_argv(self._directory, overlays, env, shm_mib, processes=self._processes))
+        self._mounts = overlays
 
-    def enter(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> Entry:
-        """See `Ground.enter`."""
-        shm_mib = self._spec.limits.shm_mib
-        return _entry(
-            enter_argv(
-                self._directory, self._overlays, env, shm_mib, argv, cwd=cwd, alone=True, processes=self._processes
-            )
-        )
+    def _copy(self, lowers: Sequence[Path]) -> None:
+        """Make the root a plain directory."""
+        root = self._directory / MERGED
+        root.mkdir()
+        root.chmod(0o755)
+        try:
+            flatten(lowers, root, max_bytes=COPY_BYTES)
+            self._given = written(self._directory, 1 << 62, 1 << 62)
+            self._pristine = Pristine(root)  # last: to look into a closed directory changes its time
+            if self._spec.upper is not None:
+                upper = _real_directory(self._spec.upper, "upper")
+                flatten([upper], root, max_bytes=COPY_BYTES)
+                remove_tree(upper)
+        except OSError as error:
+            raise SandboxError(f"image and layers cannot be copied to {root}: {error}", boundary="start") from error
 
     def _take_upper(self, layer: Path) -> None:
         """Make an unpacked layer this sandbox's upper, by renames; a host image has an upper of its own for /usr."""
@@ -97,31 +146,58 @@ class BubblewrapGround:
 
     def trees(self) -> Mapping[bytes, Path]:
         """See `Ground.trees`."""
+        if self._pristine is not None:
+            return {b"": self._changes(self._pristine)}
         trees = {b"": self._directory / "upper/root"}
         if self._spec.image == "host":
             trees[b"usr"] = self._directory / "upper/usr"
         return trees
+
+    def _changes(self, pristine: Pristine) -> Path:
+        """What changed in a root that was copied, in overlay format."""
+        remove_tree(self._directory / f"{STAGE}{self._stages}")  # of the last pack
+        self._stages += 1
+        stage = self._directory / f"{STAGE}{self._stages}"
+        try:
+            changed(self._directory / MERGED, pristine, stage)
+        except OSError as error:
+            raise LayerError(
+                f"the changes cannot be read: {error}", boundary="layers", content=error.errno in MOVED
+            ) from error
+        return stage
 
 
 class BubblewrapBackend(PtyBackend):
     """See `SandboxBackend`; its workers' private directory holds the host's skeleton (some 20 ms, once a worker)."""
 
     name = "bubblewrap"
+    copied = False
+    """Every sandbox has a copy of its image and layers, because the kernel mounts no overlay here: the probe tells."""
 
     async def probe(self) -> None:
         """See `SandboxBackend.probe`."""
         require_programs("bwrap", "unshare", "mount", "bash")
-        await probe_isolation(self, await self._open_home())
+        await self._probe_layers()
+
+    async def _probe_layers(self) -> None:
+        """Isolation on the kernel's overlays, else on copies."""
+        home = await self._open_home()
+        try:
+            await probe_isolation(self, home)
+        except SandboxUnavailable as refused:
+            self.copied = True
+            try:
+                await probe_isolation(self, home)
+            except SandboxUnavailable:
+                self.copied = False
+                raise refused from None
+            log.warning("%s: every sandbox gets a copy of its image and layers: %s", self.name, refused)
 
     def _ground(self, spec: SandboxSpec, home: Path, directory: Path) -> Ground:
-        return BubblewrapGround(spec, directory, home / "skeleton", self._processes)
+        return BubblewrapGround(spec, directory, home / "skeleton", self._processes, copied=self.copied)
 
     def _furnish(self, home: Path) -> None:
         build_skeleton(home / "skeleton")
-
-
-def _entry(argv: list[str]) -> Entry:
-    return Entry(tuple(argv), {"PATH": os.environ.get("PATH", "") + ":" + BASE_ENV["PATH"]}, "/")
 
 
 def _real_directory(path: str, what: str) -> Path:

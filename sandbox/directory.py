@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import socket
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,6 +14,8 @@ from sandbox.errors import LayerError, SandboxError
 from sandbox.flatten import changes, flatten
 from sandbox.ground import Entry
 from sandbox.protocols import SandboxSpec
+from sandbox.scratch import remove_tree
+from sandbox.usage import STAGE
 
 TOKEN_NAME = "ROLLMILL_SANDBOX"  # noqa: S105 - a variable that marks processes, no secret
 
@@ -26,6 +31,7 @@ class DirectoryGround:
     def __init__(self, spec: SandboxSpec, directory: Path) -> None:
         self._spec, self._directory = spec, directory
         self._stages = 0
+        self._began: bytes | None = None
 
     @property
     def directory(self) -> Path:
@@ -67,6 +73,8 @@ class DirectoryGround:
             flatten([Path(layer) for layer in (*self._spec.layers, *upper)], root)
         except OSError as error:
             raise SandboxError(f"the layers cannot be copied to {root}: {error}", boundary="start") from error
+        if self._spec.upper is None:
+            self._began = _fingerprint(root)  # what follows is the sandbox's own change, as everywhere
         made = () if self._spec.upper is not None else (*self.workspace(), str(root / "tmp"))
         for path in made:
             Path(path).mkdir(parents=True, exist_ok=True)
@@ -84,11 +92,55 @@ class DirectoryGround:
         return self._directory / "root"
 
     def trees(self) -> Mapping[bytes, Path]:
-        """A copy of the root with the layers' deletions marked."""
+        """A copy of the root with the layers' deletions marked; empty where nothing was changed since the start."""
+        remove_tree(self._directory / f"{STAGE}{self._stages}")  # of the last pack
         self._stages += 1
-        stage = self._directory / f"stage{self._stages}"
+        stage = self._directory / f"{STAGE}{self._stages}"
         try:
+            if self._began is not None and _fingerprint(self._directory / "root") == self._began:
+                stage.mkdir(mode=0o700)
+                return {b"": stage}
             changes([Path(layer) for layer in self._spec.layers], self._directory / "root", stage)
         except OSError as error:
             raise LayerError(f"the changes cannot be read: {error}", boundary="layers") from error
         return {b"": stage}
+
+
+def _fingerprint(root: Path) -> bytes | None:
+    """Of all names below and including the root: two are equal where nothing was changed; None: not all can be read.
+
+    A time of change is what its owner cannot set, and the time of writing tells changes within one tick of the clock:
+    files begin with that of their layer.
+    """
+    found = hashlib.blake2b(digest_size=16)
+    pending = [os.fsencode(root)]
+    try:
+        found.update(_facts(b"", root.lstat()))
+        while pending:
+            with os.scandir(pending.pop()) as entries:
+                for entry in sorted(entries, key=lambda entry: entry.name):
+                    status = entry.stat(follow_symlinks=False)
+                    found.update(_facts(entry.path, status))
+                    if stat.S_ISDIR(status.st_mode):
+                        pending.append(entry.path)
+    except OSError:
+        return None
+    return found.digest()
+
+
+def _facts(path: bytes, of: os.stat_result) -> bytes:
+    facts = (of.st_ino, of.st_mode, of.st_size, of.st_nlink, of.st_mtime_ns, of.st_ctime_ns)
+    return b"%b\0%b\0" % (path, repr(facts).encode())
+
+
+def loopback() -> socket.socket:
+    """A socket that listens on this machine's loopback, at a port that the kernel chose."""
+    made = socket.socket()
+    try:
+        made.bind(("127.0.0.1", 0))
+        made.listen(128)
+        made.setblocking(False)
+    except BaseException:  # nobody holds it; raised again
+        made.close()
+        raise
+    return made

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from sandbox.errors import SandboxError
 from sandbox.marker import BoundedOutput
 from sandbox.protocols import Execution
-from sandbox.started import Piped
+from sandbox.started import Piped, exit_code
 
 TIMED_OUT_EXIT = 124
 _READ_BYTES = 64 * 1024
@@ -65,10 +65,9 @@ class Running:
             timed_out = True
         finally:
             await self.end()
-        status = self._process.exited.result()
-        exit_code = TIMED_OUT_EXIT if timed_out else status if status >= 0 else 128 - status
+        code = TIMED_OUT_EXIT if timed_out else exit_code(self._process.exited.result())
         return Execution(
-            exit_code, bytes(self._report), self._output.text().encode(), time.perf_counter() - started,
+            code, bytes(self._report), self._output.text().encode(), time.perf_counter() - started,
             self._output.truncated, timed_out, self._overflow,
         )  # fmt: skip
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from sandbox.directory import DirectoryGround
+from sandbox.directory import DirectoryGround, loopback
 from sandbox.errors import SandboxError
 from sandbox.files import ConfinedFiles
 from sandbox.layers import pack
@@ -135,6 +136,11 @@ class FakeSandbox:
         if self._programs is None:
             return Execution(127, b"", b"fake: no programs are scripted\n", 0.0)
         return self._programs(argv, input)
+
+    async def listen(self) -> socket.socket:
+        """See `Sandbox.listen`; on this machine's loopback."""
+        self._begin()
+        return loopback()
 
     async def start(self) -> None:
         """See `Sandbox.start`."""

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sandbox.errors import LayerError
+from sandbox.pristine import Pristine
 from sandbox.scratch import remove_tree
-from sandbox.uppertree import OPAQUE_XATTR, is_opaque, opened
+from sandbox.uppertree import OPAQUE_XATTR, is_opaque, opened, refuse_deep
 
 _COPY_BYTES = 1024 * 1024
 
@@ -29,7 +30,7 @@ def flatten(layers: Sequence[Path], target: Path, *, max_bytes: int | None = Non
         max_bytes: of files' content and names together (512 bytes each); None: no limit.
 
     Raises:
-        LayerError: more than `max_bytes`.
+        LayerError: more than `max_bytes`, or a directory too deep for a layer.
         OSError: something cannot be read or written.
     """
     _Merge(os.fsencode(target), marks=False, spend=_budget(max_bytes)).add_all(layers)
@@ -45,6 +46,12 @@ def squash(layers: Sequence[Path], target: Path) -> None:
     """
     target.mkdir(mode=0o700)
     _Merge(os.fsencode(target), marks=True, spend=_budget(None)).add_all(layers)
+
+
+def changed(root: Path, pristine: Pristine, stage: Path) -> None:
+    """Copy what changed in `root` since then to the new directory `stage`, in overlay format, removals as whiteouts."""
+    stage.mkdir(mode=0o700)
+    _Merge(os.fsencode(stage), marks=False, spend=_budget(None), pristine=pristine).add_all([root])
 
 
 def changes(layers: Sequence[Path], root: Path, stage: Path) -> None:
@@ -66,6 +73,7 @@ class _Merge:
     target: bytes
     marks: bool
     spend: Budget
+    pristine: Pristine | None = None
     _modes: dict[bytes, int] = field(default_factory=dict)
     _links: dict[tuple[int, int], bytes] = field(default_factory=dict)
 
@@ -81,6 +89,7 @@ class _Merge:
                     os.chmod(path, mode)  # noqa: PTH101 - bytes
 
     def _into(self, source: int, target: bytes) -> None:
+        refuse_deep(target[len(self.target) :].lstrip(b"/"))
         for entry in sorted(os.listdir(source)):
             name, there = os.fsencode(entry), target + b"/" + os.fsencode(entry)
             status = os.stat(name, dir_fd=source, follow_symlinks=False)
@@ -89,6 +98,9 @@ class _Merge:
                 with opened(name, within=source, directory=True, status=status) as inner:
                     self._directory(inner, there)
                     self._modes[there] = stat.S_IMODE(status.st_mode)
+                self._leave_out(there, status)
+                continue
+            if self._is_as_it_was(there, status):
                 continue
             self._remove(there)
             if stat.S_ISLNK(status.st_mode):
@@ -98,6 +110,19 @@ class _Merge:
                 self._file(source, name, status, there)
             elif self.marks and stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:
                 os.mknod(there, stat.S_IFCHR, 0)
+        if self.pristine is not None:
+            for name in self.pristine.names(target[len(self.target) :]) - set(map(os.fsencode, os.listdir(source))):
+                os.mknod(target + b"/" + name, stat.S_IFCHR, 0)
+
+    def _is_as_it_was(self, there: bytes, status: os.stat_result) -> bool:
+        return self.pristine is not None and self.pristine.has(there[len(self.target) :], status)
+
+    def _leave_out(self, there: bytes, status: os.stat_result) -> None:
+        """Take a directory away again that is as it was, with all that is in it."""
+        if self._is_as_it_was(there, status):
+            with suppress(OSError):  # something in it changed
+                os.rmdir(there)  # noqa: PTH106 - bytes
+                del self._modes[there]
 
     def _directory(self, source: int, there: bytes) -> None:
         old = _mode(there)

@@ -22,6 +22,7 @@ class Entry:
         cwd: where it is started.
         note: the file that then holds `ended`, if the program has ended by itself.
         ended: what the file holds.
+        given: bytes and names in the sandbox's directory that its ground put there: no use of the agent's.
     """
 
     argv: tuple[str, ...]
@@ -29,6 +30,7 @@ class Entry:
     cwd: str
     note: Path | None = None
     ended: str = ""
+    given: tuple[int, int] = (0, 0)
 
     def torn(self) -> bool:
         """Whether something outside the sandbox has ended what was started; false where that is not known."""

@@ -34,7 +34,7 @@ class History:
 
     def add(self, path: str, before: Before) -> None:
         """An edit was made through `path`."""
-        self._edits.append((posixpath.normpath(f"/{path.lstrip('/')}"), before))
+        self._edits.append((_name(path), before))
         self._bytes += len(before.data or b"")
         while len(self._edits) > KEPT_EDITS or self._bytes > KEPT_BYTES:
             _, oldest = self._edits.popleft()
@@ -42,14 +42,22 @@ class History:
 
     def last(self, path: str) -> Before | None:
         """The file before its last edit that was not undone; None where none is known."""
-        name = posixpath.normpath(f"/{path.lstrip('/')}")
-        return next((before for edited, before in reversed(self._edits) if edited == name), None)
+        at = self._last(path)
+        return None if at is None else self._edits[at][1]
 
     def forget(self, path: str) -> None:
         """Its last edit was undone."""
-        name = posixpath.normpath(f"/{path.lstrip('/')}")
-        for at in range(len(self._edits) - 1, -1, -1):
-            if self._edits[at][0] == name:
-                self._bytes -= len(self._edits[at][1].data or b"")
-                del self._edits[at]
-                return
+        at = self._last(path)
+        if at is not None:
+            self._bytes -= len(self._edits[at][1].data or b"")
+            del self._edits[at]
+
+    def _last(self, path: str) -> int | None:
+        """Where its last edit is."""
+        name = _name(path)
+        return next((at for at in range(len(self._edits) - 1, -1, -1) if self._edits[at][0] == name), None)
+
+
+def _name(path: str) -> str:
+    """One spelling for all that a path may have."""
+    return posixpath.normpath(f"/{path.lstrip('/')}")

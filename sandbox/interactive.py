@@ -15,7 +15,7 @@ from sandbox.outbox import Outbox
 from sandbox.protocols import Screen
 from sandbox.screen import TerminalScreen, key_bytes
 from sandbox.spawn_client import SpawnClient
-from sandbox.started import Spawned
+from sandbox.started import Spawned, exit_code
 
 _READ_BYTES = 64 * 1024
 _KEYS_BYTES = 64 * 1024
@@ -61,7 +61,7 @@ class InteractiveProgram:
             self._on_readable()
         exited = self._process.exited
         async with self._looking:
-            code = _exit_code(exited.result()) if exited.done() else None
+            code = exit_code(exited.result()) if exited.done() else None
             return await asyncio.to_thread(
                 self._screen.look, *self._screen.take(), running=code is None, exit_code=code
             )
@@ -124,7 +124,3 @@ class InteractiveProgram:
             return
         self._screen.add(data)
         self._heard.set()
-
-
-def _exit_code(status: int) -> int:
-    return status if status >= 0 else 128 - status

@@ -109,6 +109,53 @@ def join_terminal(
         os.close(pipe_read)
 
 
+def listen(
+    sandbox: int, children_of: Callable[[int], list[int]], prepare: Callable[[], object], backlog: int = 128
+) -> int:
+    """A socket that listens on a sandbox's own loopback, at a port that the kernel chose; nothing of it runs in there.
+
+    A socket belongs to the network namespace in which it was made, whoever holds it: a child makes it there, hands it
+    over and ends.
+
+    Args:
+        sandbox: the pid of its outermost process.
+        children_of: process ids of the children of one.
+        prepare: umask and signals of the child.
+        backlog: connections that may wait to be accepted.
+
+    Raises:
+        OSError: a namespace cannot be joined, or the sandbox is gone.
+    """
+    here, there = socket.socketpair()
+    with here, there:
+        if os.fork() == 0:
+            _be_listener(sandbox, children_of, prepare, there, backlog)
+        there.close()
+        said, descriptors, _, _ = socket.recv_fds(here, 4096, 1)
+    if not descriptors:
+        raise OSError(said.decode("utf-8", "replace") or "the child ended")
+    return descriptors[0]
+
+
+def _be_listener(
+    sandbox: int, children_of: Callable[[int], list[int]], prepare: Callable[[], object], tell: socket.socket,
+    backlog: int,
+) -> NoReturn:  # fmt: skip
+    """In the fork: join, make the socket, send it, and end."""
+    try:
+        prepare()
+        _enter(sandbox, _first_process(sandbox, children_of), None)
+        with socket.socket() as made:
+            made.bind(("127.0.0.1", 0))
+            made.listen(backlog)
+            socket.send_fds(tell, [b"made"], [made.fileno()])
+    except BaseException as error:  # noqa: BLE001 - a fork of this process must end here, whatever it met
+        with contextlib.suppress(OSError):
+            tell.send(f"{type(error).__name__}: {error}"[:1000].encode())
+    finally:
+        os._exit(0)
+
+
 def make_plain(terminal: int) -> None:
     """Switch off what a terminal does with what passes: echo, flow control, changes of line ends."""
     modes = termios.tcgetattr(terminal)

@@ -16,6 +16,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from sandbox.procfields import STARTED, boot_id, stat_fields
+
 VARIABLE = "ROLLMILL_WORKER"
 OWNER = ".owner"
 """File in an owned directory that holds its owner's name."""
@@ -24,13 +26,13 @@ _GONE_S = 5.0
 
 def identity() -> str:
     """This process's name: boot, process namespace, process id, start in clock ticks since the boot."""
-    return f"{_boot()}.{_namespace()}.{os.getpid()}.{_started(os.getpid())}"
+    return f"{boot_id()}.{_namespace()}.{os.getpid()}.{_started(os.getpid())}"
 
 
 def lives(name: str) -> bool:
     """Whether the process of that name runs, as far as this one can see."""
     boot, namespace, pid, started = (name.split(".") + [""] * 4)[:4]
-    if (boot, namespace) != (_boot(), _namespace()) or not pid.isdigit():
+    if (boot, namespace) != (boot_id(), _namespace()) or not pid.isdigit():
         return False
     return _started(int(pid)) == started
 
@@ -78,13 +80,7 @@ def _carries(pid: int, wanted: bytes) -> bool:
 
 def _started(pid: int) -> str:
     with suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    return ""
-
-
-def _boot() -> str:
-    with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return stat_fields(pid)[STARTED].decode()
     return ""
 
 

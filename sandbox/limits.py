@@ -12,6 +12,9 @@ MIB: Final = 1024 * 1024
 ROOM: Final = 2
 """Times `memory_mib` that one process may map: what is mapped and never touched is no use of memory."""
 
+_LAUNCHERS: Final = 12
+"""Processes of a backend's own that are counted with a sandbox's, at most."""
+
 
 class Bounds(msgspec.Struct, frozen=True):
     """Bounds of one sandbox, all its processes together where nothing else is said; None: unbounded.
@@ -94,6 +97,21 @@ def resource_limits(bounds: Bounds) -> Mapping[int, int]:
     if bounds.cpu_s is not None:
         limits[resource.RLIMIT_CPU] = int(bounds.cpu_s) + 1
     return limits
+
+
+def most_processes(bounds: Bounds, release: str) -> int | None:
+    """What the kernel lets a sandbox have at once, as RLIMIT_NPROC inside; None where it cannot hold that.
+
+    A little more than the bound: it holds a fork bomb until the watchdog looks, which then sees that the bound is
+    passed and ends the sandbox by the limit's name, whoever runs it and however many launchers the kernel counts.
+
+    Args:
+        bounds: of the sandbox.
+        release: as `uname -r` prints it.
+    """
+    if bounds.processes is None or not counts_by_namespace(release):
+        return None
+    return bounds.processes + max(_LAUNCHERS, bounds.processes // 8)
 
 
 def counts_by_namespace(release: str) -> bool:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from sandbox.bashtext import SHELL_ARGV
 from sandbox.errors import SandboxError
@@ -31,8 +32,8 @@ Only kernels that let the namespace's owner do so (some Linux 6) are bounded; el
 """
 _ENTER = (
     f"{IPC}"
-    'cd "$1" || exit 71; shift; while [ "$1" != -- ]; do mount -n -t overlay -o "$2" overlay "$1" || exit 72; '
-    'shift 2; done; shift; exec "$@"'
+    'cd "$1" || exit 71; shift; while [ "$1" != -- ]; do mount -n -t "$2" -o "$3" "$4" "$1" || exit 72; '
+    'shift 4; done; shift; exec "$@"'
 )
 
 
@@ -58,11 +59,32 @@ class Overlay:
     lowers: Mapping[str, Path]
     upper: str
     work: str
+    kind: ClassVar[str] = "overlay"
+    source: ClassVar[str] = "overlay"
 
     @property
     def options(self) -> str:
         """The mount's option string; `userxattr` is what an unprivileged overlay keeps its marks in."""
         return f"userxattr,lowerdir={':'.join(self.lowers)},upperdir={self.upper},workdir={self.work}"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A directory of the host that is seen as it is, read-only.
+
+    Args:
+        source: the directory.
+        mount_at: where it is mounted, relative to the sandbox's own directory.
+    """
+
+    source: str
+    mount_at: str
+    kind: ClassVar[str] = "none"
+    options: ClassVar[str] = "bind,ro,nosuid,nodev"
+
+
+Mount = Overlay | Shown
+"""What a sandbox's root is made of before it is entered."""
 
 
 def plan_overlays(image: str, skeleton: Path, layers: Sequence[Path], usr_layers: Sequence[Path]) -> list[Overlay]:
@@ -95,7 +117,7 @@ def _overlay(mount_at: str, name: str, stack: Sequence[Path]) -> Overlay:
 
 
 def enter_argv(
-    directory: Path, overlays: Sequence[Overlay], env: Mapping[str, str], shm_mib: int,
+    directory: Path, overlays: Sequence[Mount], env: Mapping[str, str], shm_mib: int,
     program: Sequence[str] = ("/bin/bash", *SHELL_ARGV), *, cwd: str = "/", alone: bool = False,
     processes: int | None = None,
 ) -> list[str]:  # fmt: skip
@@ -107,7 +129,7 @@ def enter_argv(
 
     Args:
         directory: the sandbox's own.
-        overlays: in mounting order.
+        overlays: in mounting order, or what stands in their place.
         env: the program's whole environment.
         shm_mib: size of /dev/shm.
         program: and its arguments.
@@ -118,7 +140,7 @@ def enter_argv(
             process: outside it would be met by all that the user runs.
     """
     limited = () if processes is None else ("/bin/bash", "--norc", "--noprofile", "-c", LIMIT, "bash", str(processes))
-    mounts = [word for overlay in overlays for word in (overlay.mount_at, overlay.options)]
+    mounts = [word for one in overlays for word in (one.mount_at, one.kind, one.options, one.source)]
     return [
         "unshare", "--user", "--map-root-user", "--mount", "--ipc", "--propagation", "private", "--",
         "/bin/sh", "-c", _ENTER, "sh", str(directory), *mounts, "--",

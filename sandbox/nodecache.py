@@ -234,7 +234,7 @@ def _locked(file: Path, how: int) -> int | None:
                 return lock
     except BlockingIOError:
         pass
-    except BaseException:
+    except BaseException:  # an interrupt while it waited, too: the descriptor goes; raised again
         os.close(lock)
         raise
     os.close(lock)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import resource
+import shutil
 import signal
+import struct
+import termios
 from typing import Any, Final, NoReturn
 
 from sandbox.joining import COMMAND_FD, make_plain
@@ -19,6 +23,11 @@ LIMITS: Final[dict[int, int]] = {}
 """Kind of resource limit -> what each child gets."""
 _PR_SET_PDEATHSIG: Final = 1
 _IN_SLURM_JOB: Final = "SLURM_JOB_ID" in os.environ
+_DEFAULTS: Final = tuple(
+    number
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, *WORKERS_SIGNALS)
+    if not (_IN_SLURM_JOB and number == signal.SIGUSR2)
+)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -30,6 +39,55 @@ def prepare_shell(pipe_read: int) -> None:
     os.close(pipe_read)
 
 
+def start_light(message: dict[str, Any], pipe_read: int, rows: int, columns: int) -> tuple[int, int]:
+    """Start a shell on a terminal of its own without forking this process.
+
+    It may fork nothing before its first command: that would miss its limits.
+
+    What a fork of Python costs the child before its exec is several times a bash's own start. What can be set only
+    between fork and exec is left out: it is hung up, not killed, when the worker and the spawner are gone.
+
+    Args:
+        message: argv, env and cwd.
+        pipe_read: read end of its command pipe.
+        rows: of its terminal.
+        columns: of its terminal.
+
+    Returns:
+        Its process id, and the terminal's master.
+
+    Raises:
+        OSError: it could not be started.
+    """
+    program = shutil.which(message["argv"][0], path=message["env"].get("PATH"))
+    if program is None:
+        raise FileNotFoundError(f"The command was not found or was not executable: {message['argv'][0]}.")
+    master, terminal = os.openpty()
+    umask = os.umask(0o022)
+    try:
+        make_plain(terminal)
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        os.chdir(message["cwd"])
+        pid = os.posix_spawn(
+            program, message["argv"], message["env"], setsid=True, setsigdef=_DEFAULTS,
+            file_actions=(
+                (os.POSIX_SPAWN_OPEN, 0, os.ttyname(terminal), os.O_RDWR, 0),  # which makes it its controlling one
+                (os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2), (os.POSIX_SPAWN_DUP2, pipe_read, COMMAND_FD),
+            ),
+        )  # fmt: skip
+    except BaseException:  # nobody holds it; raised again
+        os.close(master)
+        raise
+    finally:
+        os.close(terminal)
+        os.umask(umask)
+        os.chdir("/")
+    for kind, value in LIMITS.items():
+        resource.prlimit(pid, kind, _allowed(kind, value))
+    _go_first(pid)
+    return pid, master
+
+
 def prepare() -> None:
     """In any child, before exec: it dies with the spawner; umask and signals are as a program expects them."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -38,17 +96,26 @@ def prepare() -> None:
         signal.signal(number, signal.SIG_DFL)
     for kind, value in LIMITS.items():
         limit(kind, value)
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write("1000")  # where memory runs out, these go before the worker and the node's other jobs
+    _go_first("self")
     if _IN_SLURM_JOB:  # its warning may go to every process below a task, and would end what an agent runs
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
 
 def limit(kind: int, value: int) -> None:
     """At most this, and no more than is allowed already."""
+    resource.setrlimit(kind, _allowed(kind, value))
+
+
+def _allowed(kind: int, value: int) -> tuple[int, int]:
     hard = resource.getrlimit(kind)[1]
     allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(kind, (allowed, allowed))
+    return allowed, allowed
+
+
+def _go_first(pid: int | str) -> None:
+    """Where memory runs out, these go before the worker and the node's other jobs."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")
 
 
 def become(message: dict[str, Any], descriptors: tuple[int, int, int]) -> NoReturn:

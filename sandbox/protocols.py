@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -248,6 +249,18 @@ class Sandbox(Protocol):
 
         Raises:
             SandboxError: the program cannot be started, or did not go away.
+        """
+        ...
+
+    async def listen(self) -> socket.socket:
+        """A socket of this process that listens on the sandbox's own loopback, at a port of its own.
+
+        What runs in the sandbox can connect to 127.0.0.1 there, with no network and no program of ours in between;
+        nobody else can reach it. It is of use until the sandbox's first shell ends; the caller closes it. A sandbox
+        without a network of its own (sandbox=none) gives one on this machine's loopback, which other users reach too.
+
+        Raises:
+            SandboxError: it cannot be made, or the sandbox has stopped.
         """
         ...
 

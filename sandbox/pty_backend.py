@@ -11,8 +11,8 @@ from typing import Self
 
 from sandbox.errors import SandboxUnavailable
 from sandbox.ground import Ground
-from sandbox.kernel.layer import KernelLayer
-from sandbox.limits import UNBOUNDED, Bounds, counts_by_namespace, resource_limits
+from sandbox.kernel.layer import KernelLayer, user_cache
+from sandbox.limits import UNBOUNDED, Bounds, most_processes, resource_limits
 from sandbox.protocols import SandboxSpec
 from sandbox.pty_sandbox import PtySandbox
 from sandbox.scratch import make_private, remove_tree
@@ -33,7 +33,7 @@ class PtyBackend(ABC):
         self._scratch = scratch.absolute()
         self._home: Path | None = None
         self._spawner = SpawnClient()
-        self._layer = KernelLayer(self._spawner, self._open_home)
+        self._layer = KernelLayer(self._spawner, self._open_home, cache=user_cache())
         self._sandboxes: set[PtySandbox] = set()
         self._made = 0
         self._bounds, self._watchdog = bounds, Watchdog(self._scratch, lambda: self._sandboxes)
@@ -42,7 +42,7 @@ class PtyBackend(ABC):
     @property
     def _processes(self) -> int | None:
         """Most processes of one sandbox, where the kernel can hold that by itself."""
-        return self._bounds.processes if counts_by_namespace(os.uname().release) else None
+        return most_processes(self._bounds, os.uname().release)
 
     def create(self, spec: SandboxSpec) -> PtySandbox:
         """See `SandboxBackend.create`."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from sandbox.bashtext import SHELL_ARGV, shell_env
+from sandbox.directory import loopback
 from sandbox.errors import LimitExceeded, SandboxError, SpawnerError
 from sandbox.execution import Running
 from sandbox.files import ConfinedFiles
@@ -93,6 +95,14 @@ class PtySandbox:
         program = InteractiveProgram(process, self._spawner, rows, columns, limits.start_s)
         self._opened.append(program)
         return program
+
+    async def listen(self) -> socket.socket:
+        """See `Sandbox.listen`."""
+        place = await self._place()
+        if place.pid is None:
+            return loopback()
+        made = await self._spawner.listen(place.pid, timeout_s=self._ground.spec.limits.start_s)
+        return socket.socket(fileno=made.descriptor)
 
     async def start(self) -> None:
         """See `Sandbox.start`."""
@@ -185,8 +195,9 @@ class PtySandbox:
             self._refuse_stopped()
         entry = self._entry
         spawned = await self._spawner.spawn(
-            entry.argv, env=entry.env, cwd=entry.cwd, timeout_s=self._ground.spec.limits.start_s
-        )
+            entry.argv, env=entry.env, cwd=entry.cwd, timeout_s=self._ground.spec.limits.start_s,
+            light=self._ground.token is not None,  # what is started is bash itself
+        )  # fmt: skip
         return self._refuse_late(spawned)
 
     async def _launch_beside(self) -> Spawned:
@@ -272,6 +283,11 @@ class PtySandbox:
     def directory(self) -> Path:
         """See `Watched.directory`."""
         return self._ground.directory
+
+    @property
+    def given(self) -> tuple[int, int]:
+        """See `Watched.given`."""
+        return (0, 0) if self._entry is None else self._entry.given
 
     def end(self, reason: LimitExceeded) -> None:
         """See `Watched.end`; its directory goes at its stop."""

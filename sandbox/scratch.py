@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -106,9 +105,23 @@ def remove_tree(path: Path) -> bool:
                 os.rmdir(name, dir_fd=top)
     finally:
         os.close(top)
-    with suppress(OSError):
+    try:
         path.rmdir()
-    return not path.exists()
+    except OSError:
+        return not path.exists()
+    return True
+
+
+def _removed(name: str, directory: int) -> bool:
+    """Remove what one call can remove: anything but a directory, and an empty directory. False: there is more in it."""
+    try:
+        os.unlink(name, dir_fd=directory)
+    except IsADirectoryError:
+        with suppress(OSError):
+            os.rmdir(name, dir_fd=directory)
+            return True
+        return False
+    return True
 
 
 def _empty(directory: int, top: int, counter: int) -> list[str]:
@@ -116,8 +129,7 @@ def _empty(directory: int, top: int, counter: int) -> list[str]:
     moved = []
     for name in os.listdir(directory):
         with suppress(OSError):
-            if not stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
-                os.unlink(name, dir_fd=directory)
+            if _removed(name, directory):
                 continue
             os.chmod(name, 0o700, dir_fd=directory)
             if directory == top:

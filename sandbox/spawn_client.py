@@ -17,7 +17,7 @@ from typing import Any
 
 from sandbox import leftovers
 from sandbox.errors import SpawnerError
-from sandbox.started import Joined, Piped, Spawned, Started
+from sandbox.started import Joined, Listening, Piped, Spawned, Started
 
 MESSAGE_BYTES = 192 * 1024
 _MOST_DESCRIPTORS = 8
@@ -62,13 +62,17 @@ class SpawnClient:
         """The processes that run and joined the namespaces of a process that was spawned."""
         return frozenset(pid for pid in self._beside.get(sandbox, ()) if pid in self._exits)
 
-    async def spawn(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, timeout_s: float) -> Spawned:
+    async def spawn(
+        self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, timeout_s: float, light: bool = False
+    ) -> Spawned:
         """Start a program on a new pty, echo and output processing off.
+
+        `light` is for a program that forks nothing before its first command: it starts at a fraction of the cost.
 
         Raises:
             SpawnerError: it did not start within the deadline, or the spawner is gone.
         """
-        started = await self._ask("spawn", Spawned, argv, env, cwd, timeout_s)
+        started = await self._ask("spawn", Spawned, argv, env, cwd, timeout_s, light=light)
         assert isinstance(started, Spawned)
         return started
 
@@ -134,6 +138,16 @@ class SpawnClient:
         )
         assert isinstance(started, Spawned)
         return started
+
+    async def listen(self, sandbox: int, *, timeout_s: float) -> Listening:
+        """A socket that listens on the loopback of a spawned process's namespaces: see sandbox.joining.
+
+        Raises:
+            SpawnerError: it could not be made, or the spawner is gone.
+        """
+        made = await self._ask("listen", Listening, ("a socket",), {}, "/", timeout_s, sandbox=sandbox)
+        assert isinstance(made, Listening)
+        return made
 
     async def _ask(
         self, operation: str, kind: type[Started], argv: Sequence[str], env: Mapping[str, str], cwd: str,
@@ -275,6 +289,9 @@ class SpawnClient:
             return
         for descriptor in descriptors:
             os.set_blocking(descriptor, False)
+        if kind is Listening:
+            answer.set_result(Listening(descriptors[0]))
+            return
         exited = self._exits[message["pid"]] = asyncio.get_running_loop().create_future()
         if kind is Joined:
             *channels, output = descriptors

@@ -26,14 +26,16 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import ptyprocess
 
-from sandbox.joining import COMMAND_FD, join, join_terminal
+from sandbox.joining import COMMAND_FD, join, join_terminal, listen
 from sandbox.leftovers import VARIABLE
-from sandbox.preparing import LIMITS, REPORT_FD, WORKERS_SIGNALS, become, limit, prepare, prepare_shell
+from sandbox.preparing import LIMITS, REPORT_FD, WORKERS_SIGNALS, become, limit, prepare, prepare_shell, start_light
+from sandbox.procfields import PARENT, stat_fields
 from sandbox.scratch import remove_tree
 
 MESSAGE_BYTES = 192 * 1024
@@ -53,25 +55,22 @@ def children_of(pid: int) -> list[int]:
     except OSError:
         pass
     found = []
-    for other in _all_pids():
+    for other in [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]:
         with contextlib.suppress(OSError, ValueError, IndexError):
-            fields = Path(f"/proc/{other}/stat").read_text().rpartition(")")[2].split()
-            if int(fields[1]) == pid:
+            if int(stat_fields(other)[PARENT]) == pid:
                 found.append(other)
     return found
 
 
-def _all_pids() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
-def carriers_of(token: str) -> list[int]:
-    """Process ids of this user whose environment at start held `token` (NAME=value)."""
+def carriers_of(token: str, roots: Iterable[int]) -> list[int]:
+    """Which of these processes and their descendants had `token` (NAME=value) in their environment at start."""
     wanted = b"\0" + token.encode() + b"\0"
-    found = []
-    for pid in _all_pids():
-        with contextlib.suppress(OSError):
-            if pid != os.getpid() and wanted in b"\0" + Path(f"/proc/{pid}/environ").read_bytes():
+    found, pending = [], list(roots)
+    while pending:
+        pid = pending.pop()
+        pending += children_of(pid)
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+            if wanted in b"\0" + file.read():
                 found.append(pid)
     return found
 
@@ -87,6 +86,17 @@ def _is_of_session(pid: int, session: int) -> bool:
     return False
 
 
+def _fork_shell(message: dict[str, Any], pipe_read: int) -> tuple[int, int]:
+    child = ptyprocess.PtyProcess.spawn(
+        message["argv"], cwd=message["cwd"], env=message["env"], preexec_fn=lambda: prepare_shell(pipe_read),
+        dimensions=(ROWS, COLUMNS), pass_fds=(pipe_read,),
+    )  # fmt: skip
+    master = os.dup(child.fd)
+    child.fileobj.close()
+    child.closed = True  # otherwise its __del__ would hang up the terminal that was handed on
+    return child.pid, master
+
+
 class Spawner:
     """The process's state: what it started and has not reaped, and the directories that die with the worker."""
 
@@ -95,6 +105,8 @@ class Spawner:
         self._started: dict[int, set[int]] = {}  # pid -> children that must be gone too before its exit is told
         self._statuses: dict[int, int] = {}
         self._executed: dict[int, str | None] = {}  # pid -> the token of what must end with it
+        self._ending: dict[int, str | None] = {}  # pid that was killed -> the token of what goes with it
+        self._environments: dict[int, dict[str, str]] = {}
         self._owned: list[Path] = []
         self._processes: int | None = None
 
@@ -126,6 +138,8 @@ class Spawner:
             self._execute(message)
         elif operation in ("join", "terminal"):
             self._join(message)
+        elif operation == "listen":
+            self._listen(message)
         elif operation == "interrupt":
             if message["pid"] in self._started and message["pid"] not in self._statuses:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -145,19 +159,12 @@ class Spawner:
         pipe_read, pipe_write = os.pipe()
         master = -1
         try:
-            child = ptyprocess.PtyProcess.spawn(
-                message["argv"],
-                cwd=message["cwd"],
-                env=message["env"],
-                preexec_fn=lambda: prepare_shell(pipe_read),
-                dimensions=(ROWS, COLUMNS),
-                pass_fds=(pipe_read,),
-            )
-            master = os.dup(child.fd)
-            child.fileobj.close()
-            child.closed = True  # otherwise its __del__ would hang up the terminal that was handed on
-            self._started[child.pid] = set()
-            answer = json.dumps({"id": message["id"], "pid": child.pid}).encode()
+            if message["light"]:
+                pid, master = start_light(message, pipe_read, ROWS, COLUMNS)
+            else:
+                pid, master = _fork_shell(message, pipe_read)
+            self._begun(pid, message)
+            answer = json.dumps({"id": message["id"], "pid": pid}).encode()
             socket.send_fds(self._link, [answer], [master, pipe_write])
         except Exception as error:  # noqa: BLE001 - ptyprocess raises what the child wrote, of any class: the worker is told
             self._send({"id": message["id"], "error": f"{type(error).__name__}: {error}"})
@@ -165,6 +172,9 @@ class Spawner:
             for fd in (pipe_read, pipe_write, master):
                 if fd >= 0:
                     os.close(fd)
+
+    def _begun(self, pid: int, message: dict[str, Any]) -> None:
+        self._started[pid], self._environments[pid] = set(), message["env"]
 
     def _execute(self, message: dict[str, Any]) -> None:
         """Fork a program with pipes at its descriptors 0 to 3; whether it could be executed is known at the end."""
@@ -180,7 +190,7 @@ class Spawner:
                     os.write(complaint, f"{type(error).__name__}: {error}".encode()[:4096])
                 finally:
                     os._exit(127)
-            self._started[pid] = set()
+            self._begun(pid, message)
             self._executed[pid] = message["token"]
             pipes.remove(complaint)
             os.close(complaint)
@@ -201,13 +211,29 @@ class Spawner:
                 raise ProcessLookupError("the sandbox has ended")
             start = join if message["op"] == "join" else join_terminal
             pid, descriptors = start(message, children_of, self._prepare_joined if message["pid"] else prepare)
-            self._started[pid] = set()
+            self._begun(pid, message)
             socket.send_fds(self._link, [json.dumps({"id": message["id"], "pid": pid}).encode()], descriptors)
         except (OSError, ValueError) as error:
             self._send({"id": message["id"], "error": str(error)})
         finally:
             for fd in descriptors:
                 os.close(fd)
+
+    def _listen(self, message: dict[str, Any]) -> None:
+        """Make a listening socket in the network namespace of a process that runs here."""
+        try:
+            if message["sandbox"] not in self._started.keys() - self._statuses.keys():
+                raise ProcessLookupError("the sandbox has ended")
+            descriptor = listen(message["sandbox"], children_of, prepare)
+        except OSError as error:
+            self._send({"id": message["id"], "error": str(error)})
+            return
+        try:
+            socket.send_fds(self._link, [json.dumps({"id": message["id"]}).encode()], [descriptor])
+        except OSError as error:
+            self._send({"id": message["id"], "error": str(error)})
+        finally:
+            os.close(descriptor)
 
     def _prepare_joined(self) -> None:
         """In a child that is about to join a sandbox's user namespace, in which alone its processes are counted."""
@@ -217,14 +243,24 @@ class Spawner:
 
     def _end(self, pid: int, token: str | None) -> None:
         """SIGKILL a started process, its group, and all that carry the token."""
+        carriers = self._carriers(token) if token else []  # while all are still where they were started
         if pid in self._started and pid not in self._statuses:
             self._started[pid] |= set(children_of(pid))
+            self._ending[pid] = token
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
             _kill(pid)
-        if token:
-            for carrier in carriers_of(token):
-                _kill(carrier)
+        for carrier in carriers:
+            _kill(carrier)
+
+    def _carriers(self, token: str) -> list[int]:
+        """The carriers of a token: whatever left the program that began with it is a child of this subreaper by now.
+
+        To look at every process of the machine at the end of every shell would cost more than the shell.
+        """
+        name, _, value = token.partition("=")
+        mine = [pid for pid in self._started if self._environments.get(pid, {}).get(name) == value]
+        return carriers_of(token, {*mine, *(set(children_of(os.getpid())) - self._started.keys())})
 
     def _reap(self) -> None:
         while True:
@@ -239,13 +275,18 @@ class Spawner:
                 # Its children are ours by now, but for those that it had reaped itself.
                 children = set(children_of(os.getpid()))
                 self._started[pid] &= children
+                if token := self._ending.pop(pid, None):  # what it started in its last moment is ours by now
+                    left = carriers_of(token, children - self._started.keys())
+                    self._started[pid] |= set(left)
+                    for carrier in left:
+                        _kill(carrier)
                 if pid in self._executed:
                     self._started[pid] |= self._end_session(pid, self._executed.pop(pid), children)
             for waiting in self._started.values():
                 waiting.discard(pid)
                 waiting -= {one for one in waiting if not Path(f"/proc/{one}").exists()}  # others have reaped them
             for ended in [p for p, left in self._started.items() if p in self._statuses and not left]:
-                del self._started[ended]
+                del self._started[ended], self._environments[ended]
                 self._send({"exit": ended, "status": self._statuses.pop(ended)})
 
     def _end_session(self, session: int, token: str | None, children: set[int]) -> set[int]:
@@ -254,7 +295,7 @@ class Spawner:
         Of its session are its launchers' own, such as a process 1 that outlives its monitor.
         """
         left = {pid for pid in children - self._started.keys() if _is_of_session(pid, session)}
-        left |= set(carriers_of(token)) if token else set()
+        left |= set(self._carriers(token)) if token else set()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(session, signal.SIGKILL)
         for pid in left:

@@ -7,6 +7,11 @@ import os
 from dataclasses import dataclass
 
 
+def exit_code(status: int) -> int:
+    """An exit as shells tell it: the program's own code, or 128 + N where signal N ended it (`status` is -N)."""
+    return status if status >= 0 else 128 - status
+
+
 @dataclass(frozen=True)
 class Spawned:
     """A process on its own pty.
@@ -75,5 +80,22 @@ class Joined:
             os.close(descriptor)
 
 
-Started = Spawned | Piped | Joined
+@dataclass(frozen=True)
+class Listening:
+    """A socket that listens on a sandbox's own loopback; no process belongs to it.
+
+    Args:
+        descriptor: non-blocking; whoever holds this record closes it.
+        pid: 0, for there is none.
+    """
+
+    descriptor: int
+    pid: int = 0
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self.descriptor)
+
+
+Started = Spawned | Piped | Joined | Listening
 """What the spawner can start."""

@@ -19,7 +19,7 @@ from sandbox.outbox import Outbox
 from sandbox.protocols import CommandResult, SandboxLimits, ShellState
 from sandbox.shellstate import STATE_COMMAND, moved, read_state
 from sandbox.spawn_client import SpawnClient
-from sandbox.started import Spawned
+from sandbox.started import Spawned, exit_code
 
 _READ_BYTES = 64 * 1024
 _READS_A_TURN = 16  # then other callbacks have their turn: a shell that floods must not starve the loop
@@ -144,8 +144,7 @@ class Terminal:
         Raises:
             ShellDied: something is still there at the deadline.
         """
-        process = self._process
-        if process is None:
+        if (process := self._process) is None:
             return
         self._drop(process)
         try:
@@ -226,8 +225,7 @@ class Terminal:
             return self._marker.exit_code
         if timed_out or self._process is None or not self._process.exited.done():
             return TIMED_OUT_EXIT
-        status = self._process.exited.result()
-        return status if status >= 0 else 128 - status
+        return exit_code(self._process.exited.result())
 
     def _send(self, packet: bytes, nonce: str, line: bytes) -> None:
         process = self._process

@@ -21,7 +21,23 @@ MAX_DEPTH = 256
 MAX_PATH = 3072
 """Bytes of a directory's path: with the place where a layer is unpacked it must stay below the kernel's 4096."""
 _PLAIN_MODE = 0o755
-_MOVED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR)  # something in the sandbox moved it meanwhile
+MOVED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR)  # something in the sandbox moved it meanwhile
+
+
+def refuse_deep(path: bytes) -> None:
+    """Refuse a directory that no layer can hold.
+
+    Args:
+        path: relative to the root.
+
+    Raises:
+        LayerError: it is too deep, or too long.
+    """
+    if path.count(b"/") >= MAX_DEPTH or len(path) > MAX_PATH:
+        raise LayerError(
+            f"directories are nested deeper than {MAX_DEPTH}, or by more than {MAX_PATH} bytes of path",
+            boundary="layers", content=True,
+        )  # fmt: skip
 
 
 @dataclass
@@ -54,15 +70,11 @@ class UpperWalk:
         except OSError as error:
             raise LayerError(
                 f"the changes cannot be read: {error.strerror} at {error.filename!r}", boundary="layers",
-                content=error.errno in _MOVED,
+                content=error.errno in MOVED,
             ) from error  # fmt: skip
 
     def _directory(self, directory: int, path: tuple[bytes, ...], opaque_above: bool) -> Iterator[tuple[Entry, int]]:
-        if len(path) > MAX_DEPTH or len(b"/".join(path)) > MAX_PATH:
-            raise LayerError(
-                f"directories are nested deeper than {MAX_DEPTH}, or by more than {MAX_PATH} bytes of path",
-                boundary="layers", content=True,
-            )  # fmt: skip
+        refuse_deep(b"/".join(path))
         names = {os.fsencode(name) for name in os.listdir(directory)}
         names |= {point for point in self.trees if point and not path}  # a mount point need not be in the root's upper
         missing = set()

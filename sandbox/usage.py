@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
+
+from sandbox.procfields import PARENT, RESIDENT, THREADS, UTIME, stat_fields
+
+T = TypeVar("T")
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -15,6 +21,8 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DEEPEST = 400
 """Directories in each other; each costs a descriptor while the look lasts, and no honest tree goes there."""
 _BLOCK = 512
+STAGE = "stage"
+"""How the names of directories begin, right in a sandbox's own, in which a pack's changes are put together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +41,10 @@ def processes() -> dict[int, Process]:
     for name in os.listdir("/proc"):  # noqa: PTH208 - of four times the price
         if name.isdigit():
             with suppress(OSError, ValueError, IndexError):
-                with open(f"/proc/{name}/stat", "rb", buffering=0) as file:
-                    fields = file.read(1024).rpartition(b")")[2].split()
-                cpu = sum(map(int, fields[11:15])) / _TICKS
-                found[int(name)] = Process(int(fields[1]), cpu, int(fields[17]), int(fields[21]) * _PAGE)
+                fields = stat_fields(name)
+                cpu = sum(map(int, fields[UTIME : UTIME + 4])) / _TICKS
+                resident = int(fields[RESIDENT]) * _PAGE
+                found[int(name)] = Process(int(fields[PARENT]), cpu, int(fields[THREADS]), resident)
     return found
 
 
@@ -119,7 +127,7 @@ def memory_device() -> int:
 
 
 def written(directory: Path, most_bytes: int, most_names: int) -> tuple[int, int]:
-    """Bytes and names below a sandbox's directory, plain files right in it left out: those are ours.
+    """Bytes and names below a sandbox's directory, plain files right in it and packs' stages left out: those are ours.
 
     Stops counting once either is passed, and where a tree is too deep: that counts as too many names. Holes weigh
     nothing, a file with two names weighs once. The agent changes the tree meanwhile, so no path is followed: each
@@ -137,7 +145,9 @@ def written(directory: Path, most_bytes: int, most_names: int) -> tuple[int, int
                 os.close(stack.pop()[0])
                 continue
             with suppress(OSError):
-                found = entry.stat(follow_symlinks=False)
+                found = _reached(descriptor, partial(entry.stat, follow_symlinks=False))
+                if len(stack) == 1 and entry.name.startswith(STAGE):
+                    continue
                 if stat.S_ISDIR(found.st_mode):
                     names += 1
                     if len(stack) >= _DEEPEST:
@@ -168,7 +178,8 @@ def _opened(parent: int, name: str) -> int:
     try:
         return os.open(name, _DIRECTORY, dir_fd=parent)
     except PermissionError:
-        held = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)
+        how = os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
+        held = _reached(parent, partial(os.open, name, how, dir_fd=parent))
     try:
         there, mode = f"/proc/self/fd/{held}", stat.S_IMODE(os.fstat(held).st_mode)
         os.chmod(there, mode | 0o500)  # noqa: PTH101 - one inode, whatever its name leads to now
@@ -178,3 +189,16 @@ def _opened(parent: int, name: str) -> int:
             os.chmod(there, mode)  # noqa: PTH101 - likewise
     finally:
         os.close(held)
+
+
+def _reached(directory: int, use: Callable[[], T]) -> T:
+    """What `use` gives of a name in a directory; one that may not be searched has another mode for that moment."""
+    try:
+        return use()
+    except PermissionError:
+        mode = stat.S_IMODE(os.fstat(directory).st_mode)
+        os.fchmod(directory, mode | 0o500)
+        try:
+            return use()
+        finally:
+            os.fchmod(directory, mode)

@@ -60,6 +60,11 @@ class Watched(Protocol):
         ...
 
     @property
+    def given(self) -> tuple[int, int]:
+        """Bytes and names below that were there before it began."""
+        ...
+
+    @property
     def bounds(self) -> Bounds:
         """What it may use."""
         ...
@@ -213,11 +218,13 @@ class Watchdog:
     def _look_closely(self, one: Watched, seen: _Seen, members: list[int], used: Used) -> None:
         """At files: what has a name, and what is open without one."""
         bounds, started = one.bounds, time.thread_time()
+        given_bytes, given_names = one.given
         size, names = written(
             one.directory,
-            _MOST if bounds.disk_mib is None else bounds.disk_mib * MIB,
-            _MOST if bounds.files is None else bounds.files,
+            _MOST if bounds.disk_mib is None else given_bytes + bounds.disk_mib * MIB,
+            _MOST if bounds.files is None else given_names + bounds.files,
         )
+        size, names = max(0, size - given_bytes), max(0, names - given_names)
         held, seen.unnamed_bytes = removed_but_open(members, self._memory_device)
         seen.disk_bytes, seen.files, seen.used_then, seen.looked_at = size + held, names, used, time.monotonic()
         seen.not_before = time.monotonic() + max(DISK_PACE_S, _SHARE * (time.thread_time() - started))

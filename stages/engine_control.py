@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 
 from stages.errors import StageError
-from stages.http import InvalidURL, TransportError, error_of, make_client
+from stages.http import Client, InvalidURL, TransportError, error_of
 
 PauseMode = Literal["keep", "wait", "abort"]
 RUNNING, WAITING, KV_USAGE = "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"
@@ -148,7 +148,7 @@ class EngineControl:
     """
 
     def __init__(self, *, api_key: str | None = None, timeout_s: float = 10.0) -> None:
-        self._client = make_client(timeout_s=timeout_s)
+        self._client = Client(timeout_s=timeout_s)
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._timeout_s = timeout_s
 
@@ -292,7 +292,7 @@ class EngineControl:
             response = await self._client.request(
                 method, f"{url}{path}", content=content, headers=headers, timeout=timeout_s
             )
-        except (*TransportError, InvalidURL) as error:
+        except (TransportError, InvalidURL) as error:
             spent_s = time.monotonic() - began
             message = f"replica {url}: {path} gave no answer in {spent_s:.1f} s: {type(error).__name__}: {error}"
             raise EngineControlError(message, status=0) from error

@@ -1,27 +1,28 @@
-"""HTTP as the house speaks it: one client type over httpx, and calls to the router that find it again when it moves.
-
-httpx's own connection pool is quadratic in connections, so the transport is aiohttp's.
-"""
+"""HTTP as the house speaks it: what the client is made of, and calls to the router that find it again when it moves."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Coroutine
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, TypeVar
 
-import httpx
 import msgspec
-from httpx_aiohttp import AiohttpTransport
 
 from stages import beacon, sharedfs
+from stages.connection import ConnectError, ReadError, RequestTimeout, Response, TransportError
 from stages.errors import RouterUnreachableError, ServiceError, StageError
+from stages.http_client import Client, InvalidURL
 from stages.layout import RunLayout
 
-KEEP_ALIVE_S: Final = 4.0
-"""Below the servers' own, so that no request is sent into a connection that is being closed."""
+__all__ = [
+    "Client", "ConnectError", "InvalidURL", "ReadError", "RequestTimeout", "Response", "RouterLink", "TransportError",
+    "error_of",
+]  # fmt: skip
+
 RETRY_S: Final = (0.05, 1.0)
 RETRIED_STATUS: Final = frozenset({429, 503})
 LOOK_S: Final = 5.0
@@ -33,38 +34,6 @@ UNKNOWN: Final = "unknown"
 """The code of an error without the contract's body."""
 
 T = TypeVar("T")
-TransportError = (httpx.TransportError, httpx.DecodingError)
-InvalidURL = httpx.InvalidURL
-ConnectError = (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol)
-"""Nothing was sent."""
-
-
-def make_client(*, connections: int = 256, timeout_s: float = 60.0) -> httpx.AsyncClient:
-    """An asynchronous client for many short requests to few hosts."""
-    limits = httpx.Limits(
-        max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=KEEP_ALIVE_S
-    )
-    plain = AiohttpTransport(limits=limits, verify=False)  # nothing but http:// gets there
-    return httpx.AsyncClient(transport=plain, mounts={"https://": _Tls(limits)}, timeout=httpx.Timeout(timeout_s))
-
-
-class _Tls(httpx.AsyncBaseTransport):
-    """A transport that reads the certificates, which costs 0.15 s, when the first https:// address is called.
-
-    Most processes of a run never call one, and a job's start waits for all of them.
-    """
-
-    def __init__(self, limits: httpx.Limits) -> None:
-        self._limits = limits
-        self._made: AiohttpTransport | None = None
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        self._made = self._made or AiohttpTransport(limits=self._limits, verify=True)
-        return await self._made.handle_async_request(request)
-
-    async def aclose(self) -> None:
-        if self._made is not None:
-            await self._made.aclose()
 
 
 class _Error(msgspec.Struct):
@@ -80,7 +49,7 @@ class _ErrorBody(msgspec.Struct):
 _FIXED: Final = frozenset({"status", "code", "message"})
 
 
-def error_of(response: httpx.Response) -> ServiceError:
+def error_of(response: Response) -> ServiceError:
     """The contract's error body as an exception."""
     try:
         error = msgspec.json.decode(response.content, type=_ErrorBody).error
@@ -115,7 +84,7 @@ class RouterLink:
         self._token = token
         self._url = url
         self._patience_s = patience_s
-        self._client = make_client()
+        self._client = Client()
         self.epoch = 0
 
     async def __aenter__(self) -> RouterLink:
@@ -179,7 +148,7 @@ class RouterLink:
         timeout_s: float = 30.0,
         patience_s: float | None = None,
         final: frozenset[str] = FINAL_CODES,
-    ) -> httpx.Response:
+    ) -> Response:
         """Like `call`, giving the response itself."""
         patience_s = self._patience_s if patience_s is None else patience_s
         until = time.monotonic() + patience_s
@@ -194,7 +163,7 @@ class RouterLink:
                 response = await self._while_current(
                     self._client.request(method, f"{self._url}{path}", content=content, headers=sent, timeout=timeout_s)
                 )
-            except (*TransportError, RouterUnreachableError, OSError) as error:
+            except (TransportError, RouterUnreachableError, OSError) as error:
                 failure, last = None, f"{type(error).__name__}: {error}"
             else:
                 if response.status_code < 400:
@@ -220,19 +189,39 @@ class RouterLink:
             if self._layout is not None:
                 self._url = None
 
-    async def _while_current(self, request: Coroutine[Any, Any, httpx.Response]) -> httpx.Response:
+    async def _while_current(self, request: Coroutine[Any, Any, Response]) -> Response:
         """The response, unless a newer router shows itself first: one that was stopped keeps its connections open."""
         if self._layout is None:
             return await request
-        asking = asyncio.ensure_future(request)
+        found: list[int] = []
+        watching: list[asyncio.Task[None]] = []
+
+        async def watch(layout: RunLayout) -> None:
+            while True:
+                with contextlib.suppress(OSError, StageError):  # it does not read now: the next look may
+                    newest = await asyncio.to_thread(beacon.read, layout)
+                    if newest is not None and newest.epoch > self.epoch and not newest.ended:
+                        found.append(newest.epoch)
+                        current.reschedule(0.0)
+                        return
+                await asyncio.sleep(LOOK_S)
+
+        def begin(layout: RunLayout) -> None:
+            watching.append(asyncio.create_task(watch(layout), name="successor"))
+
+        # Almost every request ends before its first look: a timer costs less than a task.
+        timer = asyncio.get_running_loop().call_later(LOOK_S, begin, self._layout)
         try:
-            while not (await asyncio.wait({asking}, timeout=LOOK_S))[0]:
-                found = await asyncio.to_thread(beacon.read, self._layout)
-                if found is not None and found.epoch > self.epoch and not found.ended:
-                    raise RouterUnreachableError(f"the router at {self._url} has a successor, epoch {found.epoch}")
-            return asking.result()
+            async with asyncio.timeout(None) as current:
+                return await request
+        except TimeoutError as error:
+            if not found:
+                raise
+            raise RouterUnreachableError(f"the router at {self._url} has a successor, epoch {found[0]}") from error
         finally:
-            asking.cancel()
+            timer.cancel()
+            for task in watching:
+                task.cancel()
 
     async def locate(self) -> None:
         """Read router.json (and the token): where the router is now.

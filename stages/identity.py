@@ -9,6 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from sandbox.procfields import boot_id
+
 
 class Identity(msgspec.Struct, frozen=True):
     """Where a process runs; `boot` and `pid_namespace` make its pid comparable with another's."""
@@ -21,7 +23,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 def here() -> Identity:
     """This process."""
-    return Identity(node_name(), os.getpid(), _boot(), _pid_namespace())
+    return Identity(node_name(), os.getpid(), boot_id(), _pid_namespace())
 
 
 def node_name() -> str:
@@ -44,13 +46,6 @@ def is_surely_dead(other: Identity) -> bool:
 def slurm_job_id() -> str | None:
     """The Slurm job that this process runs in, if any."""
     return os.environ.get("SLURM_JOB_ID")
-
-
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
 
 
 def _pid_namespace() -> str:

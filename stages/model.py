@@ -27,6 +27,8 @@ SEEKING_S: Final = 2.0
 
 OpenSession = Callable[[str | None], Awaitable[SessionOut]]
 """Gives the attempt's replica, before each generation; the argument names one that has just failed."""
+Cut = Callable[[Completion], Completion]
+"""Leaves off the end of what an engine sampled; what is left is as it came."""
 Hold = Callable[[], Awaitable[None]]
 """Awaited at each boundary between turns; returns when the agent may go on."""
 
@@ -128,6 +130,58 @@ class StreamModel:
         self._streams.append(stream)
         self._took(messages, reply, tools)
 
+    @property
+    def chat(self) -> ChatTokenizer:
+        """Tokenizer and template of the policy, for what keeps chains of its own (the capture gateway)."""
+        return self._chat
+
+    def branch(self, prompt: Sequence[int]) -> TokenStream:
+        """Begin a chain with these ids; `sample` draws its turns, and the trajectory holds it."""
+        self._charge_tools()
+        stream = TokenStream(prompt)
+        self._streams.append(stream)
+        return stream
+
+    def withdraw(self, stream: TokenStream, length: int) -> None:
+        """A turn did not come about: its stream is again as long as it was before, and none where it had no turn."""
+        stream.retract(length)
+        if stream.turns == 0 and not stream.cut_tokens:
+            self._streams.remove(stream)
+
+    async def sample(
+        self, stream: TokenStream, *, max_tokens: int | None = None, cut: Cut | None = None
+    ) -> tuple[list[int], str]:
+        """One whole turn of one chain, whichever it is; several chains may sample at once.
+
+        Args:
+            stream: one that `branch` gave, with all that comes before the turn on it.
+            max_tokens: bounds the turn beside the sampling params.
+            cut: leaves off the end of what came, as far as the turn does not want it.
+
+        Returns:
+            What was sampled, and its finish reason.
+
+        Raises:
+            ContextLengthError: the chain is full.
+            LLMError: the engine gave no answer within the deadline.
+        """
+        self._charge_tools()
+        if self._hold is not None:
+            await self._hold()
+        try:
+            await self._sample(stream, max_tokens, cut)
+        except Exception:
+            self._failing = self._seeking_at = None
+            raise
+        self._failing = None
+        self._answered_at = time.perf_counter()
+        return stream.last_turn
+
+    def record(self, messages: Sequence[Message], reply: Message) -> None:
+        """Write down what a turn was asked with and said, for people; chains are kept by `branch` and `sample`."""
+        self._transcript += [*messages, reply]
+        self._malformed += sum(call.error is not None for call in reply.tool_calls)
+
     def _continue(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
         """Bring the last chain to where these messages' reply is sampled.
 
@@ -161,12 +215,13 @@ class StreamModel:
         self._history, self._asked, self._tools = self._messages, None, list(tools)
         self._transcript.append(reply)
 
-    def _params(self, stream: TokenStream) -> Sampling:
+    def _params(self, stream: TokenStream, max_tokens: int | None = None) -> Sampling:
         """For what is left of the turn. A rest draws from a seed of its own: the same would repeat the same draws."""
-        left = self._sampling.max_tokens - stream.cut_tokens
+        most = self._sampling.max_tokens if max_tokens is None else min(max_tokens, self._sampling.max_tokens)
+        left = most - stream.cut_tokens
         if self._sampling.seed is None:
             return msgspec.structs.replace(self._sampling, max_tokens=left)
-        text = f"{self._sampling.seed}:{len(self._streams)}:{stream.turns}"
+        text = f"{self._sampling.seed}:{self._streams.index(stream) + 1}:{stream.turns}"
         text += f":{stream.cut_tokens}" if stream.cut_tokens else ""
         seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
         return msgspec.structs.replace(self._sampling, max_tokens=left, seed=seed)
@@ -178,7 +233,7 @@ class StreamModel:
         self._malformed += sum(call.error is not None for call in calls)
         return Message("assistant", content, calls, finish_reason=finish_reason)
 
-    async def _sample(self, stream: TokenStream) -> None:
+    async def _sample(self, stream: TokenStream, max_tokens: int | None = None, cut: Cut | None = None) -> None:
         """One whole turn onto the stream, asked for again while replicas fail; the deadline counts from the first time.
 
         A replica that is leaving answers with what it drew so far: that stays, and another one draws the rest.
@@ -186,7 +241,7 @@ class StreamModel:
         give_up_at: float | None = None
         wait_s, failed = RETRY_S[0], None
         self._failing = None
-        while (params := self._params(stream)).max_tokens > 0:
+        while (params := self._params(stream, max_tokens)).max_tokens > 0:
             self._seeking_at = time.monotonic()
             session, failed = await self._open_session(failed), None
             self._seeking_at = None
@@ -199,6 +254,7 @@ class StreamModel:
                 error, asked_away_s = str(unavailable), unavailable.retry_after_s
             else:
                 self.llm_s += completion.llm_s
+                completion = completion if cut is None else cut(completion)
                 if completion.finish_reason != ABORT or completion.token_ids:
                     stream.sampled(completion, session.replica_id)
                     give_up_at, answered = None, bool(completion.token_ids)
@@ -218,7 +274,10 @@ class StreamModel:
         length = await self._engine.context_length(url)
         room = length - len(stream.ids)
         if room <= 0:
-            raise ContextLengthError(f"the stream has {len(stream.ids)} tokens, the model's context is {length}")
+            raise ContextLengthError(
+                f"the stream has {len(stream.ids)} tokens, the model's context is {length}",
+                tokens=len(stream.ids), length=length,
+            )  # fmt: skip
         bounded = msgspec.structs.replace(sampling, max_tokens=min(room, sampling.max_tokens))
         return await self._engine.generate(
             url, stream.ids, bounded, name=self._name, timeout_s=min(timeout_s, self._answer_s)

@@ -128,3 +128,24 @@ class ResumableAgent(Agent, Protocol):
         stopped while it acted on it: that action is done again.
         """
         ...
+
+
+@runtime_checkable
+class EquippedAgent(Agent, Protocol):
+    """An agent that brings files of its own into the sandbox: one layer above the task's, made once for an image.
+
+    EVAL never mounts it. Nothing of it may be under a path that a task declares as its workspace.
+    """
+
+    @property
+    def equipment_key(self) -> str:
+        """Names everything that `equip` does; empty for an agent that needs nothing."""
+        ...
+
+    async def equip(self, sandbox: Sandbox) -> None:
+        """Write the files into a fresh sandbox of the image, which has no network.
+
+        Raises:
+            RolloutError: it cannot be done; final where nobody could do it.
+        """
+        ...

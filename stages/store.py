@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -25,6 +26,9 @@ from stages.pruning import register
 
 SQUASHED = ".squashed"
 """What the name of several layers merged into one ends with on a node."""
+
+WARM_MOST = 64
+"""Digests that a request for leases names at most."""
 
 
 class LayerKey(msgspec.Struct, frozen=True):
@@ -54,6 +58,8 @@ class LayerStore:
     def __init__(self, layout: StoreLayout, node_dir: Path, *, quota_bytes: int | None = None, slots: int = 8) -> None:
         self._layout, self._slots = layout, slots
         self._node = NodeCache(node_dir, quota_bytes)
+        self._lately: dict[str, None] = {}
+        self._noting = threading.Lock()
         self.images = ImageStore(layout, self._node, slots=slots)
         """The images of the same store, unpacked beside the layers."""
 
@@ -66,8 +72,12 @@ class LayerStore:
 
     @property
     def warm(self) -> list[str]:
-        """Digests that are unpacked on this node."""
-        return [f"sha256:{name}" for name in self._node.names() if "." not in name]
+        """Digests that this process has stood on last, and that are likely unpacked on this node therefore.
+
+        All that the node holds would be a directory of thousands, listed and sent with every request for leases.
+        """
+        with self._noting:
+            return list(self._lately)
 
     def find(self, key: str) -> str | None:
         """The digest of an environment key whose layer is in the store."""
@@ -150,7 +160,16 @@ class LayerStore:
                 unpack(file, directory, digest=digest)
             storefs.touch(blob)
 
-        return holds.enter_context(self._node.hold(_hex(digest), make)).path
+        there = holds.enter_context(self._node.hold(_hex(digest), make)).path
+        self._note(digest)
+        return there
+
+    def _note(self, digest: str) -> None:
+        with self._noting:
+            self._lately.pop(digest, None)
+            self._lately[digest] = None
+            if len(self._lately) > WARM_MOST:
+                del self._lately[next(iter(self._lately))]
 
     def _squashed(self, digests: tuple[str, ...], holds: ExitStack) -> Path:
         """Several layers as one."""

@@ -46,6 +46,12 @@ class TokenStream:
         self._mask += bytes(len(ids))
         self._logprobs.frombytes(bytes(4 * len(ids)))
 
+    def retract(self, length: int) -> None:
+        """Take back what was observed beyond so many ids, for nothing was sampled after it."""
+        if self._turns and self._turns[-1].end > length:
+            return
+        del self.ids[length:], self._packed[length:], self._mask[length:], self._logprobs[length:]
+
     def sampled(self, completion: Completion, replica: str) -> None:
         """Append what the engine sampled after the stream as it stands; an aborted turn is continued by it.
 
@@ -105,6 +111,11 @@ class TokenStream:
         """Sampled ids and finish reason of the last turn."""
         turn = self._turns[-1]
         return self.ids[turn.start : turn.end], turn.finish_reason
+
+    @property
+    def last_cached_tokens(self) -> int:
+        """Tokens before the last turn that the engine had."""
+        return self._turns[-1].cached_tokens if self._turns else 0
 
     @property
     def sampled_tokens(self) -> int:

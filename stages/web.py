@@ -106,6 +106,7 @@ async def serve_app(
             timeout_graceful_shutdown=grace_s,
             backlog=4096,
             server_header=False,
+            proxy_headers=False,  # no proxy stands before us, and who says that he is one is not believed
         )
         server = _Server(config)
         serving = asyncio.create_task(server.serve(sockets=[sock]), name="uvicorn")

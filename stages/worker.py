@@ -33,6 +33,10 @@ from stages.wire import (
 
 POLL_S: Final = 20.0
 COMMIT_BATCH: Final = 256
+GATHER_S: Final = 0.01
+"""Time for further results before some are sent: they hold no slot, and each request costs the router the same."""
+SLOT_GATHER_S: Final = 0.004
+"""Time for further slots to come free before leases are asked for, where most of them are busy."""
 FLUSH_S: Final = 5.0
 MESSAGE_MAX: Final = 2000
 
@@ -165,6 +169,7 @@ class Worker:
             if free <= 0:
                 self._slot_free.clear()
                 await self._slot_free.wait()
+                await asyncio.sleep(SLOT_GATHER_S)
                 continue
             for lease in await self._ask(free):
                 task = asyncio.create_task(self._work(lease), name=lease.rollout_id)
@@ -265,6 +270,8 @@ class Worker:
     async def _commits(self) -> None:
         while True:
             batch = [await self._results.get()]
+            if self._tasks:
+                await asyncio.sleep(GATHER_S)
             while not self._results.empty() and len(batch) < COMMIT_BATCH:
                 batch.append(self._results.get_nowait())
 

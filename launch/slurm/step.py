@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from launch.errors import Exit
-from launch.process import IN_JOB, die_with_parent, start_light
+from launch.process import IN_JOB, die_with_parent
 from launch.slurm.shapes import Share
 
 PATIENCE_S: Final = 20.0
@@ -29,7 +29,6 @@ def main(argv: Sequence[str]) -> int:
     from launch.failures import describe
 
     die_with_parent()
-    start_light()
     try:
         return asyncio.run(_drive(run_dir) if name == "control" else _keep(run_dir, slots_here(shares)))
     except KeyboardInterrupt:

@@ -1,13 +1,14 @@
 """ipykernel and what it needs, out of this installation, in a directory of its own: for images that have none.
 
-Run as a program by the spawner, once a worker, so that neither copying nor compiling holds up an event loop. Files are
-linked where that is possible. The modules that a kernel loads are compiled: the mount that sandboxes see is read-only,
-so every start would compile them anew.
+Run as a program by the spawner, once an installation or user, so that neither copying nor compiling holds up an event
+loop. Files are linked where that is possible. The modules that a kernel loads are compiled: the mount that sandboxes
+see is read-only, so every start would compile them anew.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -80,7 +81,16 @@ def build(target: Path) -> None:
             elif source in spare:
                 py_compile.compile(str(place), quiet=2)
     _lend_libraries(target / LIBRARIES)
-    (target / DONE).touch()
+    (target / DONE).write_text(inventory(target))
+
+
+def inventory(directory: Path) -> str:
+    """A digest of the names and sizes of all files below, but for the mark of completeness that holds it."""
+    found = []
+    for place, _, names in os.walk(directory):
+        at = os.path.relpath(place, directory)
+        found += [f"{at}/{name} {os.lstat(f'{place}/{name}').st_size}" for name in names if name != DONE]
+    return hashlib.sha256("\n".join(sorted(found)).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _lend_libraries(target: Path) -> None:

@@ -103,7 +103,9 @@ class EvalHand(Stagehand):
     async def _verify_on(self, ground: Standing, environment: Environment, given: EvalInput, left: RunResult) -> Reward:
         image, stack = ground.image, list(ground.layers)
         below = stack if image.root == "host" else [Path(image.root), *stack]
-        workspace = await asyncio.to_thread(self._unpack_workspace, left, environment, below)
+        workspace: list[Path] = []
+        if left.workspace is not None:
+            workspace = await asyncio.to_thread(self._unpack_workspace, left, environment, below)
         try:
             spec = SandboxSpec(
                 image=image.root, env=image.env, workspace=environment.workspace,

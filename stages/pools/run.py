@@ -22,6 +22,7 @@ from stages.identity import here
 from stages.layout import RunLayout
 from stages.ledger.outcomes import GIVEN_BACK, OK, OUTCOMES
 from stages.model import StreamModel
+from stages.pools.equipment import Equipment
 from stages.pools.sessions import AttemptSession
 from stages.pools.turns import Drain, Restored, Turns, restored
 from stages.protocols import Agent, Environment, Limits, ResumableAgent, Task
@@ -74,6 +75,7 @@ class RunHand(Stagehand):
         self._task, self._agent, self._limits, self._policy = task, agent, limits, policy
         self._backend, self._store, self._engine, self._link = backend, store, engine, link
         self._segments, self._saving = segments, saving
+        self._equipment = Equipment(agent, backend, store)
         self._drain = Drain()
         self._keep: Keep = lambda lease, checkpoint: None
         self._sessions: dict[str, AttemptSession] = {}
@@ -111,8 +113,9 @@ class RunHand(Stagehand):
         given = msgspec.json.decode(lease.input, type=RunInput)
         environment = self._task.environment(given.payload)
         saving = self._saving
+        brought = await self._equipment.layers(environment.image)
         async with (
-            self._store.standing(environment.image, given.layers) as ground,
+            self._store.standing(environment.image, [*given.layers, *brought]) as ground,
             restored(saving.layout.root, given, saving.scratch, saving.visibility_s) as before,
         ):
             lost = given.checkpoint.tokens if given.checkpoint is not None and before is None else 0

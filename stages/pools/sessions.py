@@ -28,7 +28,8 @@ class AttemptSession:
         self._session: SessionOut | None = None
         self._adapter: str | None = None
         self._asked_at = 0.0
-        self._lost = asyncio.Event()
+        self._down = False
+        self._generating: asyncio.Timeout | None = None
 
     def moved(self) -> None:
         """The router has another replica for the next turn."""
@@ -36,8 +37,9 @@ class AttemptSession:
 
     def lost(self) -> None:
         """The replica is down."""
-        self._session = None
-        self._lost.set()
+        self._session, self._down = None, True
+        if self._generating is not None:
+            self._generating.reschedule(0.0)
 
     async def open(self, failed: str | None) -> SessionOut:
         """The replica for the next generation; `failed` names one that has just not answered."""
@@ -47,7 +49,7 @@ class AttemptSession:
             if recent:
                 return session
         body = SessionIn(rollout_id=self._rollout_id, attempt=self._attempt, failed=failed)
-        self._lost.clear()
+        self._down = False
         self._session = await self._link.call("POST", "/v1/sessions", body, answer=SessionOut)
         self._adapter = self._session.adapter
         self._asked_at = time.monotonic()
@@ -67,15 +69,15 @@ class AttemptSession:
         """
         if self._adapter is not None:
             more = {"model": self._adapter, **more}
-        asking = asyncio.ensure_future(
-            self._sampler.generate(url, token_ids, sampling, name=name, timeout_s=timeout_s, **more)
-        )
-        losing = asyncio.ensure_future(self._lost.wait())
+        down = f"replica {url}: the router says that it is down"
+        if self._down:
+            raise EngineUnavailableError(down)
         try:
-            await asyncio.wait({asking, losing}, return_when=asyncio.FIRST_COMPLETED)
-            if asking.done():
-                return asking.result()
-            raise EngineUnavailableError(f"replica {url}: the router says that it is down")
+            async with asyncio.timeout(None) as self._generating:
+                return await self._sampler.generate(url, token_ids, sampling, name=name, timeout_s=timeout_s, **more)
+        except TimeoutError as error:
+            if not self._down:
+                raise
+            raise EngineUnavailableError(down) from error
         finally:
-            losing.cancel()
-            asking.cancel()
+            self._generating = None

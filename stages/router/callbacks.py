@@ -20,7 +20,7 @@ import msgspec
 
 from stages import sharedfs
 from stages.errors import JournalError, ServiceError
-from stages.http import InvalidURL, TransportError, make_client
+from stages.http import Client, InvalidURL, TransportError
 from stages.ledger.events import CalledBack
 from stages.ledger.state import Callback
 from stages.router.core import Router
@@ -101,7 +101,7 @@ class Callbacks:
 
     async def run(self) -> None:
         """Tell what is to be told, a few at a time; the ledger holds what is left."""
-        async with make_client(connections=AT_ONCE, timeout_s=ANSWER_S) as client:
+        async with Client(connections=AT_ONCE, timeout_s=ANSWER_S) as client:
             telling: dict[str, asyncio.Task[None]] = {}
             try:
                 while True:
@@ -150,7 +150,7 @@ class Callbacks:
         headers = {"Content-Type": "application/json", SIGNATURE: sign(self._key, body)}
         try:
             answer = await client.post(callback.url, content=body, headers=headers)
-        except (*TransportError, InvalidURL, ValueError) as error:
+        except (TransportError, InvalidURL, ValueError) as error:
             return f"{type(error).__name__}: {error}"
         return None if 200 <= answer.status_code < 300 else f"answered {answer.status_code}"
 

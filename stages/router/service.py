@@ -16,7 +16,7 @@ from stages import beacon, control, sharedfs
 from stages.beacon import Beacon
 from stages.engine_control import EngineControl, EngineControlError, check_weights
 from stages.errors import FencedError
-from stages.http import InvalidURL, TransportError, make_client
+from stages.http import Client, InvalidURL, TransportError
 from stages.identity import here, slurm_job_id
 from stages.journal.history import is_fenced
 from stages.journal.writer import STALL_S
@@ -65,12 +65,12 @@ class RouterOptions(msgspec.Struct, frozen=True, kw_only=True):
 @contextlib.asynccontextmanager
 async def health_probe() -> Any:
     """A probe that asks `GET /health` of a replica."""
-    async with make_client(connections=64, timeout_s=PROBE_TIMEOUT_S) as client:
+    async with Client(connections=64, timeout_s=PROBE_TIMEOUT_S) as client:
 
         async def probe(url: str) -> bool:
             try:
                 return (await client.get(f"{url}/health")).status_code == 200
-            except (*TransportError, InvalidURL):
+            except (TransportError, InvalidURL):
                 return False
 
         yield probe

@@ -50,7 +50,7 @@ def test_a_directory_that_holds_something_else(tmp_path: Path) -> None:
         ("sampling.temperatur=1", ("sampling.temperatur", "temperature")),
         ("group_size=zero", ("group_size", "zero")),
         ("group_size=0", ("group_size", "0")),
-        ("task=stem", ("task=stem", "not built yet")),
+        ("task=stem", ("task.path", "task=stem")),
         ("task=nothing", ("task", "nothing", "arith")),
         ("lease.heartbeat_s=20", ("lease.heartbeat_s",)),
     ],

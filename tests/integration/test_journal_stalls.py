@@ -12,11 +12,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from stages import beacon, sharedfs
 from stages.client import AsyncRolloutClient
-from stages.http import make_client
+from stages.http import Client
 from stages.journal.history import read_events
 from stages.layout import RunLayout
 from stages.ledger.events import Committed, Rules, Tick
@@ -24,6 +25,7 @@ from stages.syscalls import FileSystem
 from tests.support.routers import HandWorker, make_run, routed
 from tests.support.waiting import eventually
 
+JSON = {"Content-Type": "application/json"}
 STALL_S = 0.4
 TTL_S = 1.5
 
@@ -83,8 +85,9 @@ async def post(layout: RunLayout, path: str, body: dict[str, Any], role: str = "
     assert found is not None
     token = (layout.worker_token if role == "worker" else layout.trainer_token).read_text().strip()
     headers = {"Authorization": f"Bearer {token}"}
-    async with make_client() as client:
-        answer = await client.post(f"{found.url}{path}", json={"epoch": found.epoch, **body}, headers=headers)
+    async with Client() as client:
+        sent = msgspec.json.encode({"epoch": found.epoch, **body})
+        answer = await client.post(f"{found.url}{path}", content=sent, headers={**headers, **JSON})
     error = answer.json().get("error", {}).get("code", "") if answer.status_code >= 400 else ""
     return answer.status_code, answer.headers.get("Retry-After"), error
 
@@ -165,12 +168,13 @@ async def submit(layout: RunLayout, body: dict[str, Any]) -> int:
     headers = {
         "Authorization": f"Bearer {layout.trainer_token.read_text().strip()}", "Idempotency-Key": "again",
     }  # fmt: skip
-    async with make_client() as client:
-        return (await client.post(f"{found.url}/v1/rollouts", json=body, headers=headers)).status_code
+    async with Client() as client:
+        url = f"{found.url}/v1/rollouts"
+        return (await client.post(url, content=msgspec.json.encode(body), headers={**headers, **JSON})).status_code
 
 
 async def ready(layout: RunLayout) -> bool:
     found = beacon.read(layout)
     assert found is not None
-    async with make_client() as client:
+    async with Client() as client:
         return (await client.get(f"{found.url}/readyz")).status_code == 200

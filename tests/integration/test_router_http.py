@@ -13,7 +13,7 @@ import pytest
 from stages import beacon, control
 from stages.client import AsyncRolloutClient
 from stages.errors import ServiceError, StageError
-from stages.http import RouterLink
+from stages.http import ReadError, RouterLink
 from stages.journal.history import claim, read_events
 from stages.layout import RunLayout
 from stages.ledger.events import Rules
@@ -360,7 +360,7 @@ async def test_a_submission_without_a_key_is_accepted_once_however_often_its_ans
             answer = await real(*args, **kwargs)
             sent.append(kwargs)
             if len(sent) == 1:
-                raise httpx.ReadError("the answer was lost")
+                raise ReadError("the answer was lost")
             return answer
 
         trainer._link._client.request = losing  # type: ignore[method-assign]

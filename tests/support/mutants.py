@@ -28,6 +28,10 @@ LEFTOVERS = "tests/integration/sandbox/test_parity_leftovers.py"
 SLURM = "tests/unit/launch/slurm/test_parity_slurm.py"
 ANSWERS = "tests/unit/launch/slurm/test_parity_answers.py"
 ENGINES = "tests/unit/model/test_parity_engines.py"
+TRAIN = "tests/unit/workflows_train/test_loop.py"
+GATEWAY = "tests/unit/stages_gateway/test_chains.py"
+HTTP = "tests/unit/stages_http/test_http_client.py"
+PLAIN = "tests/unit/sandbox/test_directory.py"
 TIMEOUT_S = 60.0
 
 
@@ -54,6 +58,26 @@ GRANTS, WORKER = "stages/ledger/grants.py", "stages/worker.py"
 
 MUTANTS = (
     Mutant(
+        "http_what_may_have_been_done_is_asked_again", "stages/http_client.py",
+        " and method in _REPEATED:", ":", HTTP, "changes_nothing",
+    ),
+    Mutant(
+        "plain_a_change_that_hides_its_time_is_not_packed", "sandbox/directory.py",
+        "of.st_mtime_ns, of.st_ctime_ns)", "of.st_mtime_ns)", PLAIN, "hides_its_time",
+    ),
+    Mutant(
+        "gateway_histories_are_encoded_again", "stages/gateway/capture.py",
+        "        if best is not None and mark is not None:\n",
+        "        if best is not None and mark is None:\n",
+        GATEWAY, "sampled_ids_that_no_encoding_gives",
+    ),
+    Mutant(
+        "gateway_changed_replies_count_as_sampled", "stages/gateway/capture.py",
+        "    if known.content.strip() != said.content.strip():\n",
+        "    if known.content.strip() == said:\n",
+        GATEWAY, "reply_that_was_changed",
+    ),
+    Mutant(
         "b01_a_fault_ends_the_worker", WORKER,
         "        except Exception as error:  # a rollout's fault is data",
         "        except ZeroDivisionError as error:  # a rollout's fault is data",
@@ -73,6 +97,21 @@ MUTANTS = (
         "            url, stream.ids, bounded,",
         "            url, self._chat.encode(self._chat.decode(stream.ids)), bounded,",
         ENGINES, "b29",
+    ),
+    Mutant(
+        "grading_harbor_canaries_pass", "workflows/tasks/harbor/canaries.py",
+        "orelse=[], finalbody=fail)", "orelse=[], finalbody=[ast.Pass()])",
+        "tests/unit/workflows/test_harbor.py", "canaries_run",
+    ),
+    Mutant(
+        "grading_harbor_trusts_every_row", "workflows/tasks/harbor/directory.py",
+        'return "trusted" if trusted else "untrusted"', 'return "trusted"',
+        "tests/unit/workflows/test_harbor.py", "only_data",
+    ),
+    Mutant(
+        "grading_expected_outputs_are_public", "workflows/tasks/programs.py",
+        'PRIVATE: Final = frozenset({"inputs", "outputs", ', 'PRIVATE: Final = frozenset({"inputs", ',
+        "tests/integration/grading/test_programs.py", "tests_are_private",
     ),
     Mutant(
         "b02_init_runs_ahead", GRANTS, "        if room <= 0:\n            break\n", "", LEDGER, "b02",
@@ -146,7 +185,7 @@ MUTANTS = (
     ),
     Mutant(
         "b07_a_hung_replica_is_waited_for", "stages/pools/sessions.py",
-        "        self._lost.set()\n", "        pass\n", FLEET, "b07",
+        "            self._generating.reschedule(0.0)\n", "            pass\n", FLEET, "b07",
     ),
     Mutant(
         "b09_the_first_replica_gets_all", ASSIGNED,
@@ -202,6 +241,11 @@ MUTANTS = (
     Mutant(
         "b17_sandboxes_share_a_directory", "sandbox/pty_backend.py",
         'f"s{self._made}"', '"s1"', ISOLATION, "b17 and bubblewrap",
+    ),
+    Mutant(
+        "b17_a_change_that_keeps_size_and_times_is_lost", "sandbox/pristine.py",
+        "status.st_ino and status.st_ctime_ns < self._before", "status.st_ino",
+        "tests/unit/sandbox/test_pristine.py", "size_and_times",
     ),
     Mutant(
         "b17_attempts_share_a_network", "sandbox/mountplan.py", '"--unshare-net", ', "",
@@ -310,6 +354,10 @@ MUTANTS = (
         "except (StageError, SandboxError, OSError):", "except (StageError, OSError):", SANDBOXES, "b33",
     ),
     Mutant(
+        "b34_a_kernel_is_taken_from_where_others_may_write", "sandbox/kernel/layer.py",
+        " and not found.st_mode & 0o022", "", "tests/unit/sandbox/test_kernel_parts.py", "only_whole",
+    ),
+    Mutant(
         "b34_sockets_of_the_host_are_there", "sandbox/mountplan.py", '"--unshare-net", ', "",
         ISOLATION, "b34 and bubblewrap",
     ),
@@ -351,6 +399,17 @@ MUTANTS = (
     Mutant(
         "b40_a_closed_group_forgets_its_straggler", CLOSING, "        rollout_ids=group.rollouts,\n",
         "        rollout_ids=group.rollouts[: group.usable],\n", LEDGER, "b40",
+    ),
+    Mutant(
+        "train_an_older_versions_token_counts_as_the_current_ones", "workflows/train/loop.py",
+        "recorded if drawn >= version else now", "recorded",
+        TRAIN, "checked_under_the_version",
+    ),
+    Mutant(
+        "train_a_killed_trainer_asks_for_other_groups", "workflows/train/collecting.py",
+        'idempotency_key=f"{self._key}-{wave.update}-{wave.number}"',
+        'idempotency_key=f"{self._key}-{wave.update}-{wave.number}-{id(self)}"',
+        TRAIN, "every_life_is_short",
     ),
 )  # fmt: skip
 

@@ -59,6 +59,7 @@ async def run_trusted(
     env: Mapping[str, str] = ENV,
     cwd: str = "/",
     timeout_s: float,
+    report_bytes: int = 8 * 1024 * 1024,
 ) -> Graded:
     """Run `main(given, tell)` of the last module alone in the sandbox; its way back is `tell(record)`.
 
@@ -72,6 +73,7 @@ async def run_trusted(
         env: the whole environment.
         cwd: a directory of the sandbox; modules are not looked for there.
         timeout_s: wall seconds of everything.
+        report_bytes: most bytes of its report.
 
     Raises:
         VerifierError: it did not begin: no code of an agent has run, so nothing is known of it.
@@ -82,7 +84,7 @@ async def run_trusted(
     message = {**given, "key": key.hex(), "paths": list(paths), "modules": texts}
     execution = await sandbox.execute(
         ("/bin/sh", "-c", _FIND, "sh", source(bootstrap.__name__), *interpreters),
-        input=json.dumps(message).encode(), env=env, cwd=cwd, timeout_s=timeout_s,
+        input=json.dumps(message).encode(), env=env, cwd=cwd, timeout_s=timeout_s, report_bytes=report_bytes,
     )  # fmt: skip
     records = await asyncio.to_thread(believed, key, execution.report)
     if not records:

@@ -42,8 +42,8 @@ def write_tokenizer(directory: Path, tokenizer: Mapping[str, Any]) -> ChatTokeni
     return ChatTokenizer.load(directory)
 
 
-def write_weights(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write float32 tensors in the safetensors format: a length, a JSON header, then the bytes."""
+def weights_content(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """Float32 tensors in the safetensors format: a length, a JSON header, then the bytes."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     parts: list[bytes] = []
     offset = 0
@@ -54,9 +54,7 @@ def write_weights(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         offset += len(part)
     head = json.dumps(header, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(head)) + head)
-        file.writelines(parts)
+    return b"".join([struct.pack("<Q", len(head)), head, *parts])
 
 
 def write_log(directory: Path, log: Mapping[str, Any]) -> None:

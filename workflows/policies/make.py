@@ -154,7 +154,7 @@ def _batches(chat: ChatTokenizer, size: int) -> Iterator[tuple[torch.Tensor, tor
 
 def _finish(out: Path, model: Qwen3, chat: ChatTokenizer, history: list[dict[str, Any]], episodes: int) -> None:
     """Write weights and log, the log with the measured success."""
-    directory.write_weights(out / "model.safetensors", model.state_dict())
+    (out / "model.safetensors").write_bytes(directory.weights_content(model.state_dict()))
     rows = list(itertools.islice(sums.generate(_REPORT_SEED, "heldout", _FILE_FRACTION), episodes))
     report = evaluation.report(model, chat, rows, seed=7)
     _say(

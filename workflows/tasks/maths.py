@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import Any, Final
 
 from sandbox.protocols import Sandbox
@@ -11,20 +10,13 @@ from stages.errors import VerifierError
 from stages.protocols import Reward, Row
 from stages.trajectory import Message, Trajectory
 from workflows.grading.equality import Equality
+from workflows.grading.stated import stated_answer
 from workflows.tasks.lines import LinesTask, last_words
 from workflows.tasks.rows import wrong_texts
 
 _SYSTEM: Final = (
     "You solve word problems. You have a shell for calculations. When you are done, end with one line: The answer is N."
 )
-_MARK: Final = re.compile(r"####|\bthe (?:final )?answer is:?|\\boxed\{", re.IGNORECASE)
-_END_OF_SENTENCE: Final = re.compile(r"\.(?=\s|$)|\n")
-_BRACE: Final = re.compile(r"[{}]")
-_DECORATION: Final = " \t\r*_`$"
-_LARGEST_TEXT: Final = 20_000
-"""Characters at the end of a message in which the answer is looked for; an agent may write as many as it likes."""
-_LARGEST_ANSWER: Final = 1000
-"""Characters after a mark in which its answer ends, a bound on the work for each mark; `equality.LONGEST` is less."""
 
 
 class MathTask(LinesTask):
@@ -84,30 +76,3 @@ class MathTask(LinesTask):
 def gold_answer(answer: str) -> str:
     """What follows the last #### of a row's answer, or all of it."""
     return answer.rpartition("####")[2].strip()
-
-
-def stated_answer(text: str) -> str | None:
-    """The answer that the last 20,000 characters of a text state last; None where they state none."""
-    text = text[-_LARGEST_TEXT:]
-    for mark in reversed(list(_MARK.finditer(text))):
-        after = text[mark.end() : mark.end() + _LARGEST_ANSWER]
-        if mark[0] == "####":
-            told = after.partition("\n")[0]
-        elif mark[0].endswith("{"):
-            told = _braced(after)
-        else:
-            told = _END_OF_SENTENCE.split(after, maxsplit=1)[0]
-        told = told.strip(_DECORATION).removesuffix(".").strip(_DECORATION)
-        if told:
-            return told
-    return None
-
-
-def _braced(after: str) -> str:
-    """What stands up to the brace that closes; nothing where none does."""
-    depth = 1
-    for brace in _BRACE.finditer(after):
-        depth += 1 if brace[0] == "{" else -1
-        if depth == 0:
-            return after[: brace.start()]
-    return ""

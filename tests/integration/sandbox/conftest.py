@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sandbox.layers import unpack
-from sandbox.scratch import remove_tree
 from tests.integration.sandbox.grounds import ISOLATING, PACKED_IMAGE
 
 
@@ -19,17 +17,18 @@ def isolating(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def debian(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def debian(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tests' image, unpacked by and for this user."""
     packed = next(Path(__file__).parents[4].glob(PACKED_IMAGE.format("*")), None)
     if packed is None:
         from tests.support.images import cached_root
 
-        yield cached_root()
-        return
-    directory = tmp_path_factory.mktemp("image") / "root"
-    digest = "sha256:" + packed.name.removeprefix(PACKED_IMAGE.partition("{")[0]).partition(".")[0]
-    with packed.open("rb") as file:
-        unpack(file, directory, digest=digest)
-    yield directory
-    remove_tree(directory)
+        return cached_root()
+    directory = packed.parent / "work/root"  # one for all the files of that user's suite; goes with the copy
+    if not directory.exists():
+        new = tmp_path_factory.mktemp("image") / "root"
+        digest = "sha256:" + packed.name.removeprefix(PACKED_IMAGE.partition("{")[0]).partition(".")[0]
+        with packed.open("rb") as file:
+            unpack(file, new, digest=digest)
+        new.rename(directory)
+    return directory

@@ -50,35 +50,38 @@ def test_the_shell_starts_in_the_workspace(name: str, tmp_path: Path) -> None:
     assert result.cwd.endswith("/data/a dir") and result.output.endswith("/data/a dir\nboth\n")
 
 
-@pytest.mark.parametrize(
-    ("command", "exit_code", "output"),
-    [
-        ("true", 0, ""),
-        ("false", 1, ""),
-        ("(exit 42)", 42, ""),
-        ("no_such_program_here", 127, "not found"),
-        ("printf 'a\\nb'", 0, "a\nb"),
-        ("for i in 1 2 3\ndo\n  echo $i\ndone", 0, "1\n2\n3\n"),
-        ("cat <<'END'\n$HOME `x` \"q\n\nEND\necho after", 0, '$HOME `x` "q\n\nafter\n'),
-        ("echo out; echo err >&2", 0, "out\nerr\n"),
-        ("echo 'unterminated", 2, "unexpected EOF"),
-        ("if", 2, "syntax error"),
-        ("echo a; ) ; echo b", 2, "syntax error"),
-        ("! true", 1, ""),
-        ("", 0, ""),
-        ("   \n\n", 0, ""),
-        ("# only a comment", 0, ""),
-        ("echo !! $((12+7-4)) 'it'\\''s' \\\\", 0, "!! 15 it's \\\n"),
-        ("printf 'é漢\\xff'", 0, "é漢\ufffd"),
-        ("printf 'a\\000b\\001\\036c'", 0, "a\0b\x01\x1ec"),
-        ("sleep 0.01 | cat; echo ${PIPESTATUS[@]}", 0, "0 0\n"),
-    ],
+COMMANDS = (
+    ("true", 0, ""),
+    ("false", 1, ""),
+    ("(exit 42)", 42, ""),
+    ("no_such_program_here", 127, "not found"),
+    ("printf 'a\\nb'", 0, "a\nb"),
+    ("for i in 1 2 3\ndo\n  echo $i\ndone", 0, "1\n2\n3\n"),
+    ("cat <<'END'\n$HOME `x` \"q\n\nEND\necho after", 0, '$HOME `x` "q\n\nafter\n'),
+    ("echo out; echo err >&2", 0, "out\nerr\n"),
+    ("echo 'unterminated", 2, "unexpected EOF"),
+    ("if", 2, "syntax error"),
+    ("echo a; ) ; echo b", 2, "syntax error"),
+    ("! true", 1, ""),
+    ("", 0, ""),
+    ("   \n\n", 0, ""),
+    ("# only a comment", 0, ""),
+    ("echo !! $((12+7-4)) 'it'\\''s' \\\\", 0, "!! 15 it's \\\n"),
+    ("printf 'é漢\\xff'", 0, "é漢\ufffd"),
+    ("printf 'a\\000b\\001\\036c'", 0, "a\0b\x01\x1ec"),
+    ("sleep 0.01 | cat; echo ${PIPESTATUS[@]}", 0, "0 0\n"),
 )
-def test_exit_codes_and_output(name: str, tmp_path: Path, command: str, exit_code: int, output: str) -> None:
-    result, after = run_all(name, tmp_path, command, "echo alive")
-    assert result.exit_code == exit_code, result
-    assert output in result.output if exit_code in (2, 127) else output == result.output
-    assert (after.exit_code, after.output) == (0, "alive\n"), after
+"""Command, exit code, and its output: all of it, or where bash itself complains a part of it."""
+
+
+def test_exit_codes_and_output(name: str, tmp_path: Path) -> None:
+    """All in one sandbox, each followed by one that tells that the shell is as it was."""
+    commands = [one for command, _, _ in COMMANDS for one in (command, "echo alive")]
+    results = run_all(name, tmp_path, *commands)
+    for (command, exit_code, output), result, after in zip(COMMANDS, results[::2], results[1::2], strict=True):
+        assert result.exit_code == exit_code, (command, result)
+        assert output in result.output if exit_code in (2, 127) else output == result.output, (command, result)
+        assert (after.exit_code, after.output, after.restarted) == (0, "alive\n", False), (command, after)
 
 
 def test_a_nul_is_refused(name: str, tmp_path: Path) -> None:

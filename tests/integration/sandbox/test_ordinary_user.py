@@ -23,9 +23,9 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 UID = 54321
 """A number that needs no entry in /etc/passwd."""
 SUITE = (
-    "test_contract.py", "test_execute.py", "test_files.py", "test_hostile_kernel.py", "test_images.py",
-    "test_isolation.py", "test_layer_chain.py", "test_python_tool.py", "test_shell_state.py",
-    "test_worker_death.py",
+    "test_contract.py", "test_copied.py", "test_execute.py", "test_files.py", "test_hostile_kernel.py",
+    "test_images.py", "test_isolation.py", "test_layer_chain.py", "test_limits.py", "test_python_tool.py",
+    "test_shell_state.py", "test_worker_death.py",
 )  # fmt: skip
 NEEDED = (
     "msgspec", "zstandard", "ptyprocess", "pyte", "wcwidth", "pytest", "_pytest", "pluggy", "iniconfig", "packaging",

@@ -247,18 +247,6 @@ def test_a_config_object_of_the_wrong_values_is_refused_too() -> None:
         validate(replace(Config(), fleet=Fleet(replicas=0)))
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("agent: {harness: codex}", "agent.harness=codex is not built yet"),
-    ],
-)
-def test_keys_of_later_versions_say_so(text: str, said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        check_keys(parse_config(text))
-    assert str(caught.value) == said
-
-
 @pytest.mark.parametrize("policy", ["sticky", "round_robin", "prefix_hash"])
 def test_every_fleet_policy_that_the_router_knows_may_be_chosen(policy: str) -> None:
     check_keys(parse_config(f"fleet: {{policy: {policy}}}"))

@@ -143,8 +143,6 @@ def test_a_users_package_is_found_beside_the_config_dir(
 
 BAD = [
     (["foo=1"], "foo is not a key"),
-    (["task=stem"], "task=stem is not built yet"),
-    (["workflow=train"], "workflow=train is not built yet"),
     (["checkpoint.turns=-1"], "checkpoint.turns got -1"),
     (["fleet=external"], "fleet.urls got []; allowed: at least one URL"),
     (["lease.heartbeat_s=20"], "lease.heartbeat_s got 20; allowed: below 15, half of lease.ttl_s=30"),

@@ -128,7 +128,6 @@ def test_choices_of_ones_own_directory(tmp_path: Path) -> None:
             "# @package _global_\ndefaults:\n  - override /task: nope\n",
             "composition failed: In 'config': Could not find 'task/nope'",
         ),
-        ("# @package _global_\ndefaults:\n  - override /task: stem\n", "task=stem is not built yet"),
         ("a: [\n", "composition failed: "),
     ],
 )

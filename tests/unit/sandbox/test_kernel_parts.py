@@ -17,8 +17,8 @@ import pytest
 from sandbox.joining import _connected_pair
 from sandbox.kernel import program, zmtp
 from sandbox.kernel.cell import CellOutput
-from sandbox.kernel.distributions import needed
-from sandbox.kernel.layer import KernelLayer
+from sandbox.kernel.distributions import DONE, inventory, needed
+from sandbox.kernel.layer import KernelLayer, _is_whole
 from sandbox.kernel.messages import Failed, Reply, Shown, Status, Stream, Wire
 from sandbox.spawn_client import SpawnClient
 
@@ -180,24 +180,49 @@ def test_the_sockets_have_no_name_and_their_paths_no_limit(tmp_path: Path):
     os.close(connected)
 
 
-def test_the_layer_is_laid_out_once_and_stays(tmp_path: Path) -> None:
-    async def home() -> Path:
-        return tmp_path / "home"
+def test_the_layer_is_laid_out_once_and_stays_where_that_may_be_written(tmp_path: Path) -> None:
+    home, cache, closed = tmp_path / "home", tmp_path / "cache", tmp_path / "file"
+    (home).mkdir()
+    closed.write_text("")  # an installation that this user cannot write
 
-    async def scenario() -> tuple[Path | None, Path | None, Path | None]:
-        (tmp_path / "home").mkdir()
-        (tmp_path / "file").write_text("")
+    async def own() -> Path:
+        return home
+
+    async def made(spawner: SpawnClient, shared: Path, cache: Path | None = None) -> Path:
+        found = await KernelLayer(spawner, own, shared, cache).path()
+        assert found is not None and (found / "ipykernel/__pycache__").is_dir()
+        return found
+
+    async def scenario() -> None:
         first, unstarted = SpawnClient(), SpawnClient()
         try:
-            made = await KernelLayer(first, home, tmp_path / "shared").path()
-            found = await KernelLayer(unstarted, home, tmp_path / "shared").path()
+            both = await asyncio.gather(*(made(first, closed, cache) for _ in range(2)))
+            assert both[0] == both[1] and both[0].parent == cache
+            assert sorted(cache.iterdir()) == sorted([both[0], cache / f".{both[0].name}.lock"])
+            assert await made(unstarted, closed, cache) == both[0] and await made(unstarted, cache) == both[0]
             assert unstarted._process is None, "it was laid out again"
-            private = await KernelLayer(first, home, tmp_path / "file").path()
+            (both[0] / "ipykernel/__init__.py").unlink()  # as one that cleans up old files does
+            assert await made(first, closed, cache) == both[0]
+            assert (both[0] / "ipykernel/__init__.py").exists()
+            cache.chmod(0o777)  # anybody could put a kernel there
+            assert await made(first, closed, cache) == home / "kernel1"
         finally:
             await first.close()
-        return made, found, private
 
-    made, found, private = asyncio.run(scenario())
-    assert made is not None and made == found and made.parent == tmp_path / "shared"
-    assert (made / "ipykernel/__pycache__").is_dir() and [made] == list(made.parent.iterdir())
-    assert private == tmp_path / "home/kernel1"
+    asyncio.run(scenario())
+
+
+def test_a_kernel_is_taken_only_whole_and_from_where_nobody_else_may_write(tmp_path: Path) -> None:
+    made = tmp_path / "cache/kernel"
+    made.mkdir(parents=True, mode=0o700)
+    (tmp_path / "cache").chmod(0o700)
+    (made / "module.py").write_text("1\n")
+    assert not _is_whole(made, private=True)
+    (made / DONE).write_text(inventory(made))
+    assert _is_whole(made, private=True)
+    for open_to_others in (made, made.parent):
+        open_to_others.chmod(0o777)
+        assert not _is_whole(made, private=True) and _is_whole(made, private=False)
+        open_to_others.chmod(0o755)
+    (made / "module.py").write_text("")
+    assert not _is_whole(made, private=True)

@@ -11,7 +11,7 @@ import pytest
 
 from sandbox import watchdog
 from sandbox.errors import LimitExceeded
-from sandbox.limits import Bounds, Usage, counts_by_namespace, excess, resource_limits
+from sandbox.limits import Bounds, Usage, counts_by_namespace, excess, most_processes, resource_limits
 from sandbox.usage import Process, families, written
 from sandbox.watchdog import Watchdog
 from tests.support.waiting import eventually
@@ -39,6 +39,11 @@ def test_resource_limits_follow_the_bounds() -> None:
 def test_kernels_that_count_by_namespace() -> None:
     assert counts_by_namespace("5.14.0-427.el9.x86_64") and counts_by_namespace("6.1") and counts_by_namespace("10.0+")
     assert not counts_by_namespace("4.18.0-553.el8.x86_64") and not counts_by_namespace("5.13.19")
+
+
+def test_the_kernel_holds_a_fork_bomb_where_the_watchdog_sees_that_it_passed_the_bound() -> None:
+    assert most_processes(Bounds(processes=90), "6.1") == 102 and most_processes(Bounds(processes=800), "6.1") == 900
+    assert most_processes(Bounds(processes=90), "4.18") is None and most_processes(Bounds(), "6.1") is None
 
 
 def test_a_family_is_all_that_descends_from_its_root() -> None:
@@ -69,6 +74,7 @@ class Looked:
 
     def __init__(self, directory: Path, bounds: Bounds) -> None:
         self.directory, self.bounds, self.roots = directory, bounds, {7}
+        self.given = (0, 0)
         self.ended: list[str] = []
 
     def end(self, reason: LimitExceeded) -> None:
@@ -95,6 +101,24 @@ def test_a_look_that_fails_is_not_the_last(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(watchdog, "processes", processes)
     asyncio.run(scenario())
+
+
+def test_what_was_there_before_is_no_use_of_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "processes", lambda: {7: Process(1, 0.0, 1, 0)})
+    (tmp_path / "merged").mkdir()
+    for number in range(9):
+        (tmp_path / f"merged/{number}").write_text("")
+    one, other = Looked(tmp_path, Bounds(files=5)), Looked(tmp_path, Bounds(files=5))
+    one.given, other.given = written(tmp_path, 1 << 60, 1 << 60), (0, 0)
+
+    async def scenario() -> None:
+        dog = Watchdog(tmp_path, lambda: [one, other], pace_s=0.001)
+        dog._thread = watchdog.ThreadPoolExecutor(1)
+        await dog._look_once()
+        await dog.close()
+
+    asyncio.run(scenario())
+    assert one.ended == [] and other.ended == ["files"]
 
 
 def test_the_time_of_a_shell_that_has_ended_still_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,7 +115,7 @@ def above(path: str) -> list[str]:
     return ["/" + "/".join(parts[:count]) for count in range(1, len(parts))]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(trees(False), trees(True), layers())
 def test_protected_paths_are_the_layers_below_and_the_rest_is_the_agents(
     first: Tree, second: Tree, hostile: Tree

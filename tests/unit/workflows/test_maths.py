@@ -15,7 +15,8 @@ from stages.protocols import Reward, Task
 from stages.trajectory import Message, Trajectory
 from workflows.errors import TaskDataError
 from workflows.grading.equality import LONGEST, Equality
-from workflows.tasks.maths import MathTask, gold_answer, stated_answer
+from workflows.grading.stated import stated_answer
+from workflows.tasks.maths import MathTask, gold_answer
 
 ROW = {"question": "How many legs have nine dogs and a bird with -1 leg missing?", "answer": "9*4=36\n#### 1,036"}
 

@@ -118,8 +118,8 @@ class Look:
                 self._check(item, beside, depth - 1)
 
     @staticmethod
-    def _items(base: type, value: Any) -> list[tuple[Any, Any]]:
-        """Of a copy, which is made at one go: garbage that is collected meanwhile may take itself out of a dictionary."""
+    def _items(base: Any, value: Any) -> list[tuple[Any, Any]]:
+        """Of a copy, made at one go: garbage that is collected meanwhile may take itself out of a dictionary."""
         if base is dict:
             return list(dict.copy(value).items())
         return list(enumerate(base.__iter__(set.copy(value) if base is set else value)))

@@ -1,0 +1,283 @@
+"""Which chain a request goes on from: histories that come again are matched to what was sampled, never encoded anew.
+
+A client sends its whole history with every request. What of it was said here before is found in a chain, message by
+message, and stands there as the engine's own ids; only what is new is rendered and appended. The request goes on from
+the longest such history: at a chain's end the chain grows; at an earlier turn a new chain begins with those very ids.
+A history that is known nowhere (compacted, rewritten, another agent's) is rendered and begins a chain. The tokens of a
+new chain's prompt are nobody's sample: mask 0.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from stages.chat import ChatError, parse_tool_calls
+from stages.dialects import Completion
+from stages.gateway.asks import Answer, Ask, Finish
+from stages.gateway.errors import invalid
+from stages.model import StreamModel
+from stages.stream import TokenStream
+from stages.trajectory import Message, ToolCall, VersionSpan
+
+_KEPT_ANSWERS: Final = 4096
+"""Answers that a request may name as the one that it goes on from."""
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """The end of a turn: so many messages, so many ids, and whether the end-of-turn token was itself sampled."""
+
+    messages: int
+    ids: int
+    ended: bool
+
+
+class Conversation:
+    """A chain, and the messages or the text that it stands for."""
+
+    def __init__(self, stream: TokenStream, tools: Sequence[Mapping[str, Any]]) -> None:
+        self.stream, self.tools = stream, list(tools)
+        self.messages: list[Message] = []
+        self.text: str | None = None
+        self.marks: list[Mark] = []
+        self.busy = True
+
+    def shared(self, messages: Sequence[Message]) -> int:
+        """How many messages from the first are the same."""
+        count = 0
+        for known, said in zip(self.messages, messages, strict=False):
+            if known != said and not same(known, said):
+                break
+            count += 1
+        return count
+
+
+class Capture:
+    """All conversations of one attempt.
+
+    Args:
+        model: keeps the chains and samples for them.
+    """
+
+    def __init__(self, model: StreamModel) -> None:
+        self._model, self._chat = model, model.chat
+        self._conversations: list[Conversation] = []
+        self._answers: dict[str, tuple[Message, ...]] = {}
+        self._number = self._calls = 0
+
+    async def answer(self, ask: Ask) -> Answer:
+        """Sample the reply.
+
+        Raises:
+            RefusedError: the template refuses the messages, or the request names an answer that is not there.
+            ContextLengthError: the history is too long.
+            LLMError: the fleet does not answer.
+        """
+        ask = self._with_previous(ask)
+        if ask.count:
+            return self._answer(ask, Message("assistant"), "stop", len(self._rendered(ask)), 0, 0)
+        conversation, known = self._find_text(ask) if ask.prompt is not None else self._find(ask)
+        stream, begin = conversation.stream, len(conversation.stream.ids)
+        cut = Cut(self._chat.decode, ask.stop) if ask.stop else None
+        try:
+            ids, reason = await self._model.sample(stream, max_tokens=ask.max_tokens, cut=cut)
+        except BaseException:
+            self._withdraw(conversation)
+            raise
+        finally:
+            conversation.busy = False
+        reply, ended = self._read(ids, reason, ask, cut)
+        finish: Finish = "tool_calls" if any(call.error is None for call in reply.tool_calls) else "stop"
+        if reason == "length":
+            finish = "length"
+        elif cut is not None and cut.found is not None:
+            finish = "stop_string"
+        asked = ask.messages or (Message("user", _shown(ask.prompt)),)
+        self._model.record(asked[known:], reply)
+        conversation.messages = [*conversation.messages, *ask.messages[known:], reply] if ask.messages else []
+        if conversation.text is not None:
+            conversation.text += self._chat.decode(ids)
+        conversation.marks.append(Mark(len(conversation.messages), len(stream.ids), ended))
+        answer = self._answer(ask, reply, finish, begin, len(ids), stream.last_cached_tokens)
+        if cut is not None and finish == "stop_string":
+            answer = msgspec.structs.replace(answer, stopped_by=cut.found)
+        if len(self._answers) < _KEPT_ANSWERS:
+            self._answers[f"resp_{answer.number}"] = (*ask.messages[ask.instructions :], reply)
+        return answer
+
+    def _withdraw(self, conversation: Conversation) -> None:
+        """A turn that did not come about leaves its chain as it was; a chain that it began is none."""
+        mark = conversation.marks[-1] if conversation.marks else None
+        self._model.withdraw(conversation.stream, mark.ids if mark is not None else len(conversation.stream.ids))
+        if mark is None:
+            self._conversations.remove(conversation)
+        elif conversation.text is not None:
+            conversation.text = self._chat.decode(conversation.stream.ids)
+
+    def _answer(self, ask: Ask, reply: Message, finish: Finish, prompt: int, sampled: int, cached: int) -> Answer:
+        self._number += 1
+        return Answer(
+            number=f"{self._number:08d}", created=int(time.time()), model=ask.model, reply=reply, finish=finish,
+            prompt_tokens=prompt, completion_tokens=sampled, cached_tokens=min(cached, prompt),
+        )  # fmt: skip
+
+    def _with_previous(self, ask: Ask) -> Ask:
+        if ask.previous is None:
+            return ask
+        before = self._answers.get(ask.previous)
+        if before is None:
+            raise invalid(f"previous response {ask.previous!r} is not one of this session", "previous_response_id")
+        head, rest = ask.messages[: ask.instructions], ask.messages[ask.instructions :]
+        return msgspec.structs.replace(ask, messages=(*head, *before, *rest))
+
+    # -- chats --------------------------------------------------------------------------------------------------------
+
+    def _find(self, ask: Ask) -> tuple[Conversation, int]:
+        """The conversation that this request's turn belongs to, its stream ready; and how many messages it had."""
+        if not ask.messages:
+            raise invalid("there is no message to answer", "messages")
+        best, mark = None, None
+        for one in self._conversations:
+            if one.text is not None or one.tools != list(ask.tools):
+                continue
+            count = one.shared(ask.messages)
+            fitting = [m for m in one.marks if m.messages <= count and m.messages < len(ask.messages)]
+            if fitting and (mark is None or fitting[-1].messages > mark.messages):
+                best, mark = one, fitting[-1]
+        if best is not None and mark is not None:
+            bridge = self._bridge(ask, best, mark)
+            if bridge is not None:
+                return self._grow(best, mark, bridge, ask), mark.messages
+        return self._begin(self._rendered(ask), ask.tools), 0
+
+    def _bridge(self, ask: Ask, before: Conversation, mark: Mark) -> str | None:
+        """What follows the turn; None where the template shows the turn otherwise once something follows it."""
+        try:
+            return self._chat.bridge(
+                before.messages[: mark.messages], ask.messages[mark.messages :], ask.tools or None, mark.ended
+            )
+        except ChatError as error:
+            raise invalid(str(error), "messages") from error
+
+    def _grow(self, before: Conversation, mark: Mark, bridge: str, ask: Ask) -> Conversation:
+        """Go on at a chain's end, or begin another with what it had at an earlier turn."""
+        ids = self._chat.encode(bridge)
+        if mark is before.marks[-1] and not before.busy and len(before.stream.ids) == mark.ids:
+            before.busy = True
+            before.stream.observe(ids)
+            return before
+        grown = self._begin([*before.stream.ids[: mark.ids], *ids], ask.tools)
+        grown.messages = before.messages[: mark.messages]
+        return grown
+
+    def _rendered(self, ask: Ask) -> list[int]:
+        if isinstance(ask.prompt, str):
+            return self._chat.encode(ask.prompt)
+        if ask.prompt is not None:
+            return list(ask.prompt)
+        try:
+            return self._chat.encode(self._chat.render(ask.messages, ask.tools or None, add_generation_prompt=True))
+        except ChatError as error:
+            raise invalid(str(error), "messages") from error
+
+    def _begin(self, prompt: Sequence[int], tools: Sequence[Mapping[str, Any]]) -> Conversation:
+        conversation = Conversation(self._model.branch(prompt), tools)
+        self._conversations.append(conversation)
+        return conversation
+
+    # -- completions --------------------------------------------------------------------------------------------------
+
+    def _find_text(self, ask: Ask) -> tuple[Conversation, int]:
+        """The chain whose whole text or ids this prompt begins with, else a new one."""
+        best: Conversation | None = None
+        for one in self._conversations:
+            if one.busy or one.text is None or (best is not None and len(one.stream.ids) <= len(best.stream.ids)):
+                continue
+            known = one.text if isinstance(ask.prompt, str) else tuple(one.stream.ids)
+            if ask.prompt is not None and ask.prompt[: len(known)] == known:
+                best = one
+        if best is None:
+            best = self._begin(self._rendered(ask), ())
+            best.text = _shown(ask.prompt) if isinstance(ask.prompt, str) else self._chat.decode(best.stream.ids)
+        elif isinstance(ask.prompt, str):
+            rest = ask.prompt[len(best.text or "") :]
+            best.stream.observe(self._chat.encode(rest))
+            best.text = ask.prompt
+        elif ask.prompt is not None:
+            best.stream.observe(ask.prompt[len(best.stream.ids) :])
+            best.text = self._chat.decode(best.stream.ids)
+        best.busy = True
+        return best, 0
+
+    # -- replies ------------------------------------------------------------------------------------------------------
+
+    def _read(self, ids: Sequence[int], reason: str, ask: Ask, cut: Cut | None) -> tuple[Message, bool]:
+        """The reply as the client gets it, and whether its end token was sampled."""
+        ended = bool(ids) and ids[-1] in self._chat.eos_ids
+        text = self._chat.decode(ids[:-1] if ended else ids)
+        if cut is not None and cut.found is not None:
+            text = text[: text.find(cut.found)]
+        content, calls = parse_tool_calls(text, self._chat.tool_format) if ask.parse else (text, ())
+        return Message("assistant", content, tuple(map(self._named, calls)), finish_reason=reason), ended
+
+    def _named(self, call: ToolCall) -> ToolCall:
+        """The same call under an id that no other call of the session has."""
+        self._calls += 1
+        return msgspec.structs.replace(call, id=f"call_{self._calls:08d}")
+
+
+class Cut:
+    """Ends what was sampled at the first of some texts, as an engine does: the tokens that complete it are the last.
+
+    Args:
+        decode: text of ids.
+        texts: none empty.
+    """
+
+    def __init__(self, decode: Any, texts: Sequence[str]) -> None:
+        self._decode, self._texts = decode, texts
+        self.found: str | None = None
+
+    def __call__(self, completion: Completion) -> Completion:
+        """The completion as far as it goes."""
+        text = self._decode(completion.token_ids)
+        places = [(text.find(one), one) for one in self._texts if one in text]
+        if not places:
+            return completion
+        self.found = min(places)[1]
+        low, high = 1, len(completion.token_ids)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (
+                (low, middle) if self.found in self._decode(completion.token_ids[:middle]) else (middle + 1, high)
+            )
+        spans = [VersionSpan(s.version, s.start, min(s.end, low)) for s in completion.versions if s.start < low]
+        return msgspec.structs.replace(
+            completion, token_ids=completion.token_ids[:low], logprobs=completion.logprobs[:low], versions=spans,
+            finish_reason="stop",
+        )  # fmt: skip
+
+
+def same(known: Message, said: Message) -> bool:
+    """Whether a client says back what was said: an assistant's content but for the space around it, its calls in order.
+
+    What it leaves out (a finish reason, an id of a call) is no difference, as no template shows it otherwise.
+    """
+    if known.role != said.role or known.tool_call_id != said.tool_call_id:
+        return False
+    if known.role != "assistant":
+        return known.content == said.content
+    if known.content.strip() != said.content.strip():
+        return False
+    calls = [call for call in known.tool_calls if call.error is None]
+    return len(calls) == len(said.tool_calls) and all(
+        call.error is None and (mine.name, mine.arguments) == (call.name, call.arguments) and call.id in ("", mine.id)
+        for mine, call in zip(calls, said.tool_calls, strict=True)
+    )
+
+
+def _shown(prompt: str | tuple[int, ...] | None) -> str:
+    return prompt if isinstance(prompt, str) else f"{len(prompt or ())} token ids"

@@ -1,0 +1,151 @@
+"""One harness's access to the policy: which requests it may make, which are the same again, and what ended it."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+from collections import deque
+from typing import Final
+
+from stages.errors import ContextLengthError, RolloutError
+from stages.gateway.anthropic_messages import Messages
+from stages.gateway.asks import Answer, Ask, Dialect
+from stages.gateway.capture import Capture
+from stages.gateway.errors import RefusedError, too_long
+from stages.gateway.openai_chat import ChatCompletions, Completions
+from stages.gateway.openai_responses import Responses
+from stages.model import StreamModel
+
+ROUTES: Final[dict[str, Dialect]] = {
+    "/v1/chat/completions": ChatCompletions(),
+    "/v1/completions": Completions(),
+    "/v1/responses": Responses(),
+    "/v1/messages": Messages(),
+    "/v1/messages/count_tokens": Messages(counting=True),
+}
+"""All that a capability can do."""
+_REMEMBERED: Final = 64
+"""Requests whose answers are kept for a client that did not get them."""
+
+
+class Exchange:
+    """One request and its answer, which goes on when the client has left: it may come again for it."""
+
+    def __init__(self, key: tuple[str, int, int], ask: Ask, task: asyncio.Task[Answer]) -> None:
+        self.key, self.ask, self.task = key, ask, task
+        self.delivered = False
+        self.waiting = 0
+
+
+class CaptureSession:
+    """What one capability opens; it ends with the session.
+
+    Args:
+        model: keeps the token streams.
+        max_turns: answers at most; further requests are refused, and `ended` is set.
+    """
+
+    def __init__(self, model: StreamModel, *, max_turns: int) -> None:
+        self.token = secrets.token_urlsafe(24)
+        self.ended = asyncio.Event()
+        """Set when no request is answered any more: the turns are spent, or `failure` says what broke."""
+        self.failure: RolloutError | None = None
+        self.spent = False
+        """A request was refused because the turns are spent."""
+        self.full: ContextLengthError | None = None
+        """The last request did not fit into the model's context."""
+        self._model, self._capture, self._max_turns = model, Capture(model), max_turns
+        self._exchanges: deque[Exchange] = deque(maxlen=_REMEMBERED)
+        self._tasks: set[asyncio.Task[Answer]] = set()
+        self._open = True
+        self._turns = 0
+
+    @property
+    def turns(self) -> int:
+        """Answers so far, those included that are on their way."""
+        return self._turns
+
+    def opens(self, token: str) -> bool:
+        """Whether this is the session's capability, and the session goes on."""
+        return self._open and hmac.compare_digest(token.encode(), self.token.encode())
+
+    def ask(self, path: str, body: bytes, *, again: bool = False) -> Exchange:
+        """The exchange that this request begins, or the one that it repeats.
+
+        A request is a repetition where the same one was not answered to its end because the client left, or where the
+        client says that it tries again. One that comes again after its answer is a wish for another sample.
+
+        Args:
+            path: one of ROUTES.
+            body: as it came.
+            again: the client marks it as another try.
+
+        Raises:
+            RefusedError: it is wrong, or the turns are spent, or the session has ended.
+        """
+        key = (path, len(body), hash(body))
+        for exchange in reversed(self._exchanges):
+            left = not exchange.delivered and exchange.waiting == 0
+            if exchange.key == key and (again or left) and not _failed(exchange.task):
+                return exchange
+        ask = ROUTES[path].read(body)
+        if not self._open or self.failure is not None:
+            raise RefusedError(403, "permission", f"the session has ended: {self.failure or 'it is over'}")
+        if not ask.count:
+            if self._turns >= self._max_turns:
+                self.spent = True
+                self.ended.set()
+                raise RefusedError(403, "permission", f"all {self._max_turns} turns are spent (agent.max_turns)")
+            self._turns += 1
+        task = asyncio.get_running_loop().create_task(self._answer(ask), name="exchange")
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        exchange = Exchange(key, ask, task)
+        self._exchanges.append(exchange)
+        return exchange
+
+    async def _answer(self, ask: Ask) -> Answer:
+        try:
+            answer = await self._capture.answer(ask)
+        except ContextLengthError as error:
+            self._turns -= 1
+            self.full = error
+            raise too_long(str(error), *self._lengths(error)) from error
+        except RolloutError as error:
+            self.failure = error
+            self.ended.set()
+            raise RefusedError(503, "overloaded", "the policy does not answer") from error
+        except RefusedError:
+            self._turns -= not ask.count
+            raise
+        except Exception as error:  # a fault of ours: the client gets an answer, the rollout runs again
+            self.failure = RolloutError(f"the gateway broke: {type(error).__name__}: {error}")
+            self.ended.set()
+            raise RefusedError(500, "server", "the gateway broke") from error
+        self.full = None
+        return answer
+
+    def _lengths(self, error: ContextLengthError) -> tuple[int, int]:
+        """Tokens and context length, where the error knows them."""
+        return int(error.detail.get("tokens", 0)), int(error.detail.get("length", 0))
+
+    def _forget(self, task: asyncio.Task[Answer]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waited has been told; nobody may have waited
+
+    async def close(self) -> None:
+        """End it: nothing is answered any more, and what is under way is cancelled. Idempotent."""
+        self._open = False
+        self.ended.set()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._exchanges.clear()
+
+
+def _failed(task: asyncio.Task[Answer]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)

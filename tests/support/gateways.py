@@ -1,0 +1,111 @@
+"""A capture gateway on loopback over a policy whose answers a test writes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandbox.directory import loopback
+from stages.chat import ChatTokenizer
+from stages.dialects import Completion
+from stages.gateway.server import GatewayServer, opened
+from stages.gateway.session import CaptureSession
+from stages.model import StreamModel
+from stages.trajectory import Chain, Sampling, VersionSpan
+from stages.wire import SessionOut
+
+POLICY = Path(__file__).parents[2] / "workflows" / "policies" / "tiny"
+END = "<|im_end|>"
+Says = str | list[int] | Exception
+
+
+def call(name: str, arguments: str) -> str:
+    """A tool call as the tiny policy's template teaches it."""
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+class SayingEngine:
+    """Answers in order with texts (their end token after them), ids as they are, or raises; `prompts` are what came.
+
+    Each answer's tokens have the log-probs -1, -2, ...; `hold` keeps answers back until it is set.
+    """
+
+    def __init__(self, chat: ChatTokenizer, says: Sequence[Says] | Callable[[list[int]], Says], context: int = 8192):
+        self._chat, self._says, self._context = chat, says if callable(says) else list(says), context
+        self.prompts: list[list[int]] = []
+        self.samplings: list[Sampling] = []
+        self.hold = asyncio.Event()
+        self.hold.set()
+
+    async def context_length(self, url: str) -> int:
+        return self._context
+
+    async def generate(
+        self, url: str, token_ids: Sequence[int], sampling: Sampling, *, name: str, timeout_s: float
+    ) -> Completion:
+        self.prompts.append(list(token_ids))
+        self.samplings.append(sampling)
+        await self.hold.wait()
+        said = self._says(list(token_ids)) if callable(self._says) else self._says.pop(0)
+        if isinstance(said, Exception):
+            raise said
+        ids = said if isinstance(said, list) else [*self._chat.encode(said), *self._chat.encode(END)]
+        finish = "stop"
+        if len(ids) > sampling.max_tokens:
+            ids, finish = ids[: sampling.max_tokens], "length"
+        spans = [VersionSpan(3, 0, len(ids))]
+        return Completion(ids, [-1.0 - n for n in range(len(ids))], finish, spans, min(8, len(token_ids)), 0.001)
+
+
+@dataclass
+class Gateway:
+    """What a test holds of one."""
+
+    url: str
+    session: CaptureSession
+    model: StreamModel
+    engine: SayingEngine
+    chat: ChatTokenizer
+
+    @property
+    def chains(self) -> list[Chain]:
+        return self.model.trajectory().chains
+
+
+def model_over(engine: SayingEngine, chat: ChatTokenizer, sampling: Sampling | None = None) -> StreamModel:
+    """A worker's model over an engine of the test's."""
+
+    async def session(failed: str | None) -> SessionOut:
+        return SessionOut("1", "replica-1", "http://replica-1", 3)
+
+    return StreamModel(engine, session, chat, sampling or Sampling(max_tokens=512), name="t", patience_s=0.05)
+
+
+@contextlib.asynccontextmanager
+async def gateway(
+    says: Sequence[Says] | Callable[[list[int]], Says], *, max_turns: int = 16, context: int = 8192
+) -> AsyncIterator[Gateway]:
+    """A gateway with one session."""
+    chat = ChatTokenizer.load(POLICY)
+    engine = SayingEngine(chat, says, context)
+    model = model_over(engine, chat)
+    session = CaptureSession(model, max_turns=max_turns)
+    async with GatewayServer() as server, opened(server, session):
+        port = await server.listen(loopback())
+        yield Gateway(f"http://127.0.0.1:{port}", session, model, engine, chat)
+
+
+def exact(held: Gateway) -> None:
+    """Every generation's prompt is the recorded stream up to where it was sampled: no token was encoded anew."""
+    sampled = [(chain, turn) for chain in held.chains for turn in chain.turns]
+    prompts = {tuple(prompt) for prompt in held.engine.prompts}
+    assert sampled and len(sampled) <= len(held.engine.prompts)
+    for chain, turn in sampled:
+        assert tuple(chain.token_ids[: turn.start]) in prompts
+        assert set(chain.loss_mask[turn.start : turn.end]) == {1}
+    for chain in held.chains:
+        assert len(chain.token_ids) == len(chain.loss_mask) == len(chain.logprobs)
+        assert sum(chain.loss_mask) == sum(turn.end - turn.start for turn in chain.turns)

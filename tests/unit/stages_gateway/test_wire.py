@@ -1,0 +1,87 @@
+"""The gateway's HTTP as clients of every kind write it, and what is no HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from stages.errors import RolloutError
+from stages.gateway import server as wire
+from tests.support.gateways import Gateway, gateway
+
+BODY = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
+
+
+async def raw(held: Gateway, *parts: bytes, until: bytes) -> bytes:
+    """What comes back for these bytes, up to a text in it or the end."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(held.url.rpartition(":")[2]))
+    got = b""
+    async with asyncio.timeout(20):
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+        while until not in got:
+            more = await reader.read(65536)
+            if not more:
+                break
+            got += more
+    writer.close()
+    return got
+
+
+def head(held: Gateway, *lines: str) -> bytes:
+    key = f"Authorization: Bearer {held.session.token}"
+    return "\r\n".join(["POST /v1/chat/completions HTTP/1.1", "Host: x", key, *lines, "", ""]).encode()
+
+
+async def test_bodies_in_chunks_and_bodies_that_wait_for_leave() -> None:
+    async with gateway(["one", "two"]) as held:
+        chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (BODY[:9], BODY[9:])) + b"0\r\n\r\n"
+        got = await raw(held, head(held, "Transfer-Encoding: chunked"), chunks, until=b'"total_tokens"')
+        assert b"200 OK" in got and b'"content":"one"' in got
+        asked = head(held, f"Content-Length: {len(BODY)}", "Expect: 100-continue")
+        got = await raw(held, asked, BODY, until=b'"total_tokens"')
+        assert got.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK")
+
+
+async def test_requests_sent_at_once_are_answered_in_order() -> None:
+    async with gateway(["one", "two", "three"]) as held:
+        one = head(held, f"Content-Length: {len(BODY)}") + BODY
+        last = head(held, f"Content-Length: {len(BODY)}", "Connection: close") + BODY
+        got = await raw(held, one + one + last, until=b"nothing: it closes")
+        assert got.count(b"HTTP/1.1 200 OK") == 3 and got.index(b'"one"') < got.index(b'"two"') < got.index(b'"three"')
+
+
+async def test_what_is_no_request_is_refused_and_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with gateway([]) as held:
+        assert (await raw(held, b"hello\r\n\r\n", until=b"}}")).startswith(b"HTTP/1.1 400 Bad Request")
+        got = await raw(held, head(held, "X-Long: " + "x" * 70_000), until=b"}}")
+        assert got.startswith(b"HTTP/1.1 413 ") and b"head is larger" in got
+        monkeypatch.setattr(wire, "MAX_BODY", 100)
+        got = await raw(held, head(held, "Content-Length: 200"), b"x" * 200, until=b"}}")
+        assert got.startswith(b"HTTP/1.1 413 ") and b"body is larger" in got
+        assert held.engine.prompts == []
+
+
+async def test_a_long_turn_keeps_its_stream_alive_and_ends_it_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "QUIET_S", 0.01)
+    async with gateway([RolloutError("no engine")]) as held:
+        held.engine.hold.clear()
+        body = json.dumps({"messages": [{"role": "user", "content": "hello"}], "stream": True}).encode()
+        waiting = asyncio.create_task(raw(held, head(held, f"Content-Length: {len(body)}"), body, until=b"0\r\n\r\n"))
+        while not held.engine.prompts:
+            await asyncio.sleep(0.01)
+        asyncio.get_running_loop().call_later(0.1, held.engine.hold.set)
+        got = await waiting
+        assert got.startswith(b"HTTP/1.1 200 OK") and got.count(b": ping") >= 2
+        assert b'data: {"error":{"message":"the policy does not answer"' in got and got.endswith(b"0\r\n\r\n")
+
+
+async def test_a_fault_of_the_gateway_itself_is_an_answer_and_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with gateway(["one"]) as held:
+        monkeypatch.setattr(held.session._capture, "_read", lambda *_: 1 / 0)
+        got = await raw(held, head(held, f"Content-Length: {len(BODY)}"), BODY, until=b"}}")
+        assert got.startswith(b"HTTP/1.1 500 ")
+        assert held.session.failure is not None and held.session.failure.failure_class == "infrastructure"

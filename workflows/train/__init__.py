@@ -1,0 +1,1 @@
+"""workflow=train: the reference trainer, which learns by the interfaces that any trainer uses."""
