@@ -30,7 +30,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("export", "write the rows in another format: --format jsonl|parquet -o PATH", "launch.verbs.export"),
     Verb("shards", "read every committed row, check it, and count; --head N prints some", "launch.verbs.shards"),
     Verb("journal", "the ledger's events; --json for programs, --stats for counts", "launch.verbs.journal"),
-    Verb("images", "sandbox images: import, list, verify, and prefetch of wheels", "launch.verbs.images"),
+    Verb("images", "sandbox images: build, import, list, verify, prune, and prefetch of wheels", "launch.verbs.images"),
     Verb("doctor", "what this machine and user can do, and what to ask the administrator for", "launch.verbs.doctor"),
 )
 

@@ -29,7 +29,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from conf.choices import GROUPS, check_choices
+from conf.choices import GROUPS
 from conf.convert import plain, structure, unknown_key
 from conf.errors import ConfigError
 from conf.explain import find, keys
@@ -120,7 +120,6 @@ def _compose(hydra: Hydra, overrides: Sequence[str]) -> Composed:
             with_log_configuration=False,
         )
         choices = {group: composed.hydra.runtime.choices.get(group) for group in GROUPS}
-        check_choices(choices)
         with open_dict(composed):
             del composed["hydra"]
         data = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)

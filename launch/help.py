@@ -6,7 +6,7 @@ import textwrap
 from importlib import metadata, resources
 from typing import Any
 
-from conf.choices import GROUPS, NOT_BUILT
+from conf.choices import GROUPS
 from conf.errors import ConfigError
 from conf.explain import Key, keys
 from launch.commands import VERBS
@@ -31,8 +31,8 @@ def usage() -> str:
         "Verbs (RUN_DIR: the newest one under runs/ if not given):",
         *(f"  {verb.name:<8} {verb.sentence}{'' if verb.module else ' (not built yet)'}" for verb in VERBS),
         "",
-        "Groups (* not built yet):",
-        *(_wrapped(f"  {group:<11}", ", ".join(_marked(group))) for group in GROUPS),
+        "Groups:",
+        *(_wrapped(f"  {group:<11}", ", ".join(shipped_choices(group))) for group in GROUPS),
         "",
         "Keys:",
         *(_wrapped("  ", line) for line in _key_lines()),
@@ -68,12 +68,6 @@ def shipped_choices(group: str) -> list[str]:
     """The choices of a group that come with rollmill, in alphabetical order."""
     files = (entry.name for entry in resources.files("conf").joinpath(group).iterdir())
     return sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml"))
-
-
-def _marked(group: str) -> list[str]:
-    later = NOT_BUILT.get(group, frozenset())
-    choices = shipped_choices(group)
-    return [f"{choice}{'*' if choice in later else ''}" for choice in sorted(choices, key=lambda name: name in later)]
 
 
 def _key_lines() -> list[str]:

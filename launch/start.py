@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from conf.choices import check_keys
 from conf.load import validate
 from conf.schema import Config
 from launch.compose import compose, expand, swept_keys
@@ -78,7 +77,6 @@ def act_on_all(configs: Sequence[Config], labels: Sequence[str], act: Callable[[
 
 def _prepared(config: Config, config_dirs: Sequence[Path]) -> Config:
     validate(config)
-    check_keys(config)
     if config.action == "submit" and config.placement.name == "local":
         raise CommandError("action=submit needs a cluster; placement=local runs at once: use action=run")
     return locate(config, _search(config_dirs))
