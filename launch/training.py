@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -61,6 +62,20 @@ def check(config: Config) -> None:
         )
     if config.group_size < 2:
         raise ConfigError("group_size got 1: workflow=train compares the rollouts of a group; give 2 or more")
+    wanted, most = config.train.groups * config.group_size, config.admission.max_open
+    if wanted > most:
+        raise ConfigError(
+            f"train.groups got {config.train.groups}: with group_size={config.group_size} an update takes {wanted} "
+            f"rollouts; allowed: at most admission.max_open={most}",
+            key="train.groups",
+            value=config.train.groups,
+        )
+    if config.train.mode == "async" and config.policy.max_lag == 0:
+        raise ConfigError(
+            "policy.max_lag got 0: with train.mode=async rollouts are one version old; allowed: 1 or more, or null",
+            key="policy.max_lag",
+            value=0,
+        )
     heldout_tasks(config)
 
 
@@ -99,12 +114,25 @@ async def trainer(context: Context) -> None:
 
 
 def heldout_tasks(config: Config) -> list[dict[str, object]]:
-    """The held-out problems with their rows, since the run serves others; empty where none are named."""
+    """The held-out problems with their rows, since the run serves others; empty where none are named.
+
+    Raises:
+        ConfigError: the task takes no such arguments, or they would give rows that are trained on.
+    """
     settings = config.train.heldout
     if not settings.options:
         return []
     options = {**config.task.options, **settings.options}
-    task = dataclasses.replace(config.task, options=options, limit=settings.problems)
+    path = options.pop("path", None)
+    if config.task.path is not None and (path is None or Path(path).resolve() == Path(config.task.path).resolve()):
+        raise ConfigError(
+            f"train.heldout.options.path got {path!r}: held-out problems would be the rows of task.path that are "
+            "trained on; allowed: a file of other problems (+train.heldout.options.path=FILE), or none at all "
+            "(~train.heldout.options)",
+            key="train.heldout.options",
+            value=path,
+        )
+    task = dataclasses.replace(config.task, options=options, path=path, limit=settings.problems)
     rows = wiring.build_task(dataclasses.replace(config, task=task)).rows()
     return [{"task_id": row["task_id"], "data": dict(row)} for row in rows]
 
@@ -132,23 +160,40 @@ async def keep_training(layout: RunLayout, attempt: int, say: Callable[[str], No
     """Run the trainer's process until it is through; started again when it dies. Returns its report for people.
 
     Raises:
-        TrainerFailedError: it cannot be kept alive, or it found its configuration wrong.
+        TrainerFailedError: it cannot be kept alive, does not get any further, or found its configuration wrong.
     """
     from workflows.train.records import Places
     from workflows.train.report import lines
 
     deaths: list[float] = []
+    in_vain, version = 0, await asyncio.to_thread(_version, layout)
     while (code := await _run_once(layout, attempt)) != 0:
         deaths = [t for t in deaths if t > time.monotonic() - RESTART_WINDOW_S] + [time.monotonic()]
+        reached = await asyncio.to_thread(_version, layout)
+        in_vain, version = in_vain + 1 if reached <= version else 0, reached
         words = await asyncio.to_thread(_last_words, layout, attempt)
         if code > 0 or len(deaths) > RESTARTS:
             raise TrainerFailedError(f"trainer-1 ended with exit code {code}: {words}")
+        if in_vain > RESTARTS:
+            raise TrainerFailedError(f"trainer-1 died {in_vain} times without getting past version {version}: {words}")
         say(f"trainer-1 ended with signal {-code}; started again")
         await asyncio.sleep(min(BACKOFF_S[1], BACKOFF_S[0] * 2 ** (len(deaths) - 1)))
     places = Places(layout.root)
     made = msgspec.json.decode(await asyncio.to_thread(sharedfs.read_bytes, places.report))
     drawn = places.picture if await asyncio.to_thread(sharedfs.exists, places.picture) else "none: no matplotlib"
     return lines(made) + f"curves    {places.table}\npicture   {drawn}\n"
+
+
+def _version(layout: RunLayout) -> int:
+    """The last version that counts; one that cannot be read is for the trainer to complain about."""
+    from workflows.errors import TrainError
+    from workflows.train.records import Places, read_state
+
+    try:
+        state = read_state(Places(layout.root))
+    except TrainError:
+        return 0
+    return state.version if state is not None else 0
 
 
 async def _run_once(layout: RunLayout, attempt: int) -> int:

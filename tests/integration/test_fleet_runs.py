@@ -94,7 +94,9 @@ async def test_b07_a_replica_killed_in_mid_run_fails_no_rollout_and_is_used_agai
         first.stop()
         turns = await asyncio.gather(*playing)
         assert all(len(replicas) == TURNS for replicas in turns)
-        assert sum(len(set(replicas)) == 2 for replicas in turns) == 24
+        assert len({replicas[-1] for replicas in turns}) == 1, "all of them ended on the one that lives"
+        # Six answers more than rollouts there: as many may not have had their first turn yet.
+        assert 18 <= sum(len(set(replicas)) == 2 for replicas in turns) <= 24
         status = await trainer.status()
         assert Counter(r["state"] for r in status["fleet"]) == {"ready": 1, "down": 1}
         assert "probes of" in next(r["reason"] for r in status["fleet"] if r["state"] == "down")

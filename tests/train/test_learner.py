@@ -93,6 +93,23 @@ def test_the_distance_to_the_first_policy_pulls_back() -> None:
     assert moved(held) < moved(far)
 
 
+def test_over_rollouts_two_chains_of_one_share_its_weight() -> None:
+    def norm(rollouts: tuple[str, str]) -> float:
+        one, stats = Learner(DIRECTORY, replace(RULES, over_tokens=False), 1), Stats()
+        batch = prepared(one, [1.0, 0.0, 0.0, 0.0, 0.0])[:2]
+        one.update(
+            [
+                replace(given, sample=replace(given.sample, rollout=name))
+                for given, name in zip(batch, rollouts, strict=True)
+            ],
+            stats,
+        )
+        return stats.grad_norm
+
+    first, second = (len(given.places) for given in SAMPLES[:2])
+    assert norm(("a", "a")) / norm(("a", "b")) == pytest.approx(2 * first / (first + second), rel=1e-3)
+
+
 def test_a_clipped_token_has_no_gradient() -> None:
     new = torch.tensor([0.5, 0.1, -0.5, -0.1], requires_grad=True)
     losses, clipped = objective.token_losses(

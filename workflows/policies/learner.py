@@ -84,7 +84,10 @@ class Learner:
         """One optimizer step on these samples; adds to `stats`."""
         rules = self._rules
         samples = [one.sample for one in batch]
-        shares = objective.token_shares([len(sample.places) for sample in samples], over_tokens=rules.over_tokens)
+        shares = objective.token_shares(
+            [len(sample.places) for sample in samples], [sample.rollout for sample in samples],
+            over_tokens=rules.over_tokens,
+        )  # fmt: skip
         self._optimizer.zero_grad()
         for chunk in _chunks(samples):
             new, entropy = self._forward([samples[index] for index in chunk])

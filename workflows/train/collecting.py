@@ -76,7 +76,6 @@ class Collector:
         self._key, self._group_size, self._tag, self._seed = key, group_size, tag, seed
         self.seq = after
         self._visibility_s = visibility_s
-        self._rows: dict[str, dict[str, Mapping[str, Any]]] = {}
         self._closed: dict[str, list[str]] = {}
 
     async def submit(self, wave: Wave) -> list[str]:
@@ -96,25 +95,19 @@ class Collector:
             TrainError: a published row did not become readable.
         """
         while not self._closed.keys() >= set(group_ids):
-            lines, self.seq = await self._client.results(self.seq, tag=self._tag, rows=True)
+            lines, self.seq = await self._client.results(self.seq, tag=self._tag)
             self._note(lines)
         found = [await self._read(group_id) for group_id in group_ids]
         for group_id in group_ids:
-            self._rows.pop(group_id, None)
             self._closed.pop(group_id, None)
         return found
 
     def _note(self, lines: Iterable[Mapping[str, Any]]) -> None:
         for line in lines:
-            if line["type"] == "rows":
-                self._rows.setdefault(line["group_id"], {})[line["rollout_id"]] = line
-            else:
-                self._closed[line["group_id"]] = list(line["rollout_ids"])
+            self._closed[line["group_id"]] = list(line["rollout_ids"])
 
     async def _read(self, group_id: str) -> Group:
-        rows = self._rows.get(group_id, {})
-        wanted = [name for name in self._closed[group_id] if name in rows]
-        return group_of(group_id, [await self._row(name) for name in wanted])
+        return group_of(group_id, [await self._row(name) for name in self._closed[group_id]])
 
     async def _row(self, rollout_id: str) -> Any:
         """A row that the router has published; on a shared filesystem its index line may be seen here later."""

@@ -62,7 +62,7 @@ class Learner(Protocol):
         ...
 
     def update(self, batch: Sequence[Prepared], stats: Stats) -> None:
-        """One optimizer step on these samples; adds to `stats`."""
+        """One optimizer step on these samples, all chains of each rollout; adds to `stats`."""
         ...
 
     def policy_files(self) -> dict[str, bytes]:

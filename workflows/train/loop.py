@@ -13,7 +13,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ class Plan:
     sampling: Mapping[str, Any]
     """Of the held-out measurements: temperature, top_p, max_tokens, seed."""
     max_open: int
+    """Rollouts that the router takes at once: no wave is larger."""
     visibility_s: float
 
 
@@ -61,14 +62,15 @@ class Trainer:
         chat: its tokenizer, for counting what encoding again would change.
         task_ids: the data set.
         heldout: tasks with their rows, for measuring.
+        clock: of every time that is limited or recorded.
     """
 
     def __init__(
         self, settings: Train, plan: Plan, learner: Learner, chat: ChatTokenizer, task_ids: Sequence[str],
-        heldout: Sequence[Mapping[str, Any]],
+        heldout: Sequence[Mapping[str, Any]], clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._settings, self._plan, self._learner, self._chat = settings, plan, learner, chat
-        self._task_ids, self._heldout = task_ids, heldout
+        self._task_ids, self._heldout, self._clock = task_ids, heldout, clock
         self._places = Places(plan.run_dir)
         self._state = State()
         self._past: dict[int, Any] = {}
@@ -92,6 +94,7 @@ class Trainer:
         while True:
             await self._measure_if_due(client)
             if self._is_over:
+                await self._measure_if_due(client)  # where a probe's own seconds were the last: all problems
                 break
             await self._cycle(client, collector)
         if state.ahead is not None:
@@ -115,7 +118,7 @@ class Trainer:
             self._past[0] = self._learner.snapshot()
             return
         self._state = found
-        self._places.sweep()
+        self._places.sweep(found.version - self._settings.keep)
         for version in range(max(0, found.version - 1), found.version + 1):
             if version:
                 self._learner.restore(
@@ -126,10 +129,10 @@ class Trainer:
 
     async def _cycle(self, client: AsyncRolloutClient, collector: Collector) -> None:
         """One update: rollouts in, a version out."""
-        state, settings, began = self._state, self._settings, time.monotonic()
+        state, settings, began = self._state, self._settings, self._clock()
         record = Record(step=state.version + 1)
         groups = await self._collect(collector, record)
-        record.rollout_s = time.monotonic() - began
+        record.rollout_s = self._clock() - began
         if settings.mode == "async" and record.step < settings.steps:
             wave = self._next_wave(settings.groups, record.step + 1, 0)
             state.seq = collector.seq
@@ -137,20 +140,21 @@ class Trainer:
             state.ahead = wave
         else:
             state.ahead, state.seq = None, collector.seq
-        learning = time.monotonic()
+        learning = self._clock()
         await asyncio.to_thread(self._learn, groups, record)
-        record.train_s = time.monotonic() - learning
+        record.train_s = self._clock() - learning
         state.version = record.step
         state.records.append(record)
-        pushing = time.monotonic()
+        pushing = self._clock()
         await asyncio.to_thread(self._save_version)
         elapsed_s = self._state.records[-2].elapsed_s
-        record.elapsed_s = elapsed_s + time.monotonic() - began
+        record.elapsed_s = elapsed_s + self._clock() - began
         await asyncio.to_thread(self._save)
+        await asyncio.to_thread(self._places.drop, state.version - settings.keep)
         await self._push(client)
-        record.push_s = time.monotonic() - pushing
-        record.elapsed_s = elapsed_s + time.monotonic() - began
-        record.tokens_per_s = record.tokens / (time.monotonic() - began)
+        record.push_s = self._clock() - pushing
+        record.elapsed_s = elapsed_s + self._clock() - began
+        record.tokens_per_s = record.tokens / (self._clock() - began)
         log.info(
             "step %d: reward %.3f, %d of %d groups, length %.1f, gap %.1e, lag %.2f, entropy %.3f, %.1f+%.1f+%.1f s",
             record.step, record.reward, record.groups_kept,
@@ -159,9 +163,10 @@ class Trainer:
         )  # fmt: skip
 
     def _next_wave(self, missing: int, update: int, number: int) -> Wave:
-        """The next tasks of the data set; moves on in it."""
+        """The next tasks of the data set, as many as the router takes at once; moves on in it."""
         is_dapo = self._settings.algorithm == "dapo"
         count = wave_size(missing, self._state.rate) if is_dapo else missing
+        count = max(1, min(count, self._plan.max_open // self._plan.group_size))
         wave = Wave(update, number, self._state.cursor, count)
         self._state.cursor += count
         return wave
@@ -177,7 +182,8 @@ class Trainer:
             seen += found
             usable = [group for group in found if len(group.rollouts) > 1]
             spread = [group for group in usable if group.has_spread]
-            state.rate += _SMOOTHING * (len(spread) / len(found) - state.rate)
+            if wave.number == 0:  # one step of the mean an update, of tasks that nothing has picked
+                state.rate += _SMOOTHING * (len(spread) / len(found) - state.rate)
             kept += spread if settings.algorithm == "dapo" else usable
             record.groups_flat += len(usable) - len(spread)
             record.groups_short += len(found) - len(usable)
@@ -229,11 +235,15 @@ class Trainer:
         ]
         draw = random.Random(f"{self._plan.seed} {record.step}")  # noqa: S311 (is to be repeatable)
         stats = Stats()
-        size = math.ceil(len(prepared) / settings.minibatches)
+        whole: dict[str, list[Prepared]] = {}
+        for one in prepared:
+            whole.setdefault(one.sample.rollout, []).append(one)
+        rollouts = list(whole.values())
+        size = math.ceil(len(rollouts) / settings.minibatches)
         for _ in range(settings.epochs):
-            draw.shuffle(prepared)
-            for start in range(0, len(prepared), size):
-                self._learner.update(prepared[start : start + size], stats)
+            draw.shuffle(rollouts)
+            for start in range(0, len(rollouts), size):
+                self._learner.update([one for chains in rollouts[start : start + size] for one in chains], stats)
         tokens = max(1, stats.tokens)
         record.clip_share, record.entropy = stats.clipped / tokens, stats.entropy / tokens
         record.weight, record.kl, record.grad_norm = stats.weight / tokens, stats.kl / tokens, stats.grad_norm
@@ -271,16 +281,21 @@ class Trainer:
         sharedfs.write_atomic(self._places.optimizer(version), self._learner.optimizer_bytes())
 
     def _save(self) -> None:
-        """Make the newest record count, write the table, and take away weights that nothing needs any more."""
+        """Make the newest record count, and write the table."""
         write_state(self._places, self._state)
         sharedfs.write_atomic(self._places.table, table_text(self._state.records).encode())
-        self._places.drop_up_to(self._state.version - self._settings.keep)
 
     async def _push(self, client: AsyncRolloutClient) -> None:
         """Bring the state's version onto the fleet, where it is not there yet."""
         version = self._state.version
-        if version and (await client.policy())["version"] < version:
+        if not version or (await client.policy())["version"] >= version:
+            return
+        try:
             await client.policy(version, weights_path=str(self._places.policy(version).absolute()), mode="keep")
+        except ServiceError as error:
+            # A router that died in the middle has a successor that finishes the push: repeated, it is not newer.
+            if error.code != "not_newer" or (await client.policy())["version"] != version:
+                raise
 
     async def _measure_if_due(self, client: AsyncRolloutClient) -> None:
         """Solve held-out problems with the newest version: all of them first and last, some now and then between."""
@@ -288,19 +303,27 @@ class Trainer:
         is_end = record.step == 0 or self._is_over
         is_due = is_end or (settings.every and record.step % settings.every == 0)
         tasks = self._heldout[: settings.problems if is_end else settings.probe] if is_due else []
-        if not tasks or record.heldout_problems == len(tasks):
+        if not tasks or record.heldout_asked == len(tasks):
             return
-        began = time.monotonic()
+        began = self._clock()
         rows = await evaluate(
             client, tasks, k=1, tag=HELDOUT_TAG, priority=HELDOUT_PRIORITY, sampling=self._plan.sampling,
             key=f"heldout-{self._plan.run_id}-{record.step}-{len(tasks)}", max_open=self._plan.max_open,
         )  # fmt: skip
         rewards = [row["reward"] for row in rows if not row["mask_sample"] and row["reward"] is not None]
+        record.heldout_asked = len(tasks)
         if rewards:
-            record.heldout, record.heldout_problems = data.mean(rewards), len(tasks)
+            record.heldout, record.heldout_problems = data.mean(rewards), len(rewards)
             record.heldout_low, record.heldout_high = wilson(record.heldout, len(rewards))
-        spent_s = time.monotonic() - began
+        spent_s = self._clock() - began
         record.heldout_s += spent_s
         record.elapsed_s += spent_s
         await asyncio.to_thread(self._save)
-        log.info("step %d: held out %.3f of %d problems, %.1f s", record.step, record.heldout or 0, len(tasks), spent_s)
+        if rewards:
+            log.info(
+                "step %d: held out %.3f of %d problems, %.1f s", record.step, record.heldout, len(rewards), spent_s
+            )
+        else:
+            log.warning(
+                "step %d: nothing could be measured: none of %d held-out rollouts counts", record.step, len(tasks)
+            )

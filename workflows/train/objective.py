@@ -52,16 +52,20 @@ def overlong_penalty(length: int, limit: int, tail: int) -> float:
     return -min(1.0, max(0.0, (length - (limit - tail)) / tail))
 
 
-def token_shares(lengths: Sequence[int], *, over_tokens: bool) -> list[float]:
-    """What one token of each rollout counts in the loss; over all tokens of all rollouts these add up to 1.
+def token_shares(lengths: Sequence[int], rollouts: Sequence[str], *, over_tokens: bool) -> list[float]:
+    """What one token of each chain counts in the loss; over all tokens of all chains these add up to 1.
 
     Args:
-        lengths: sampled tokens of each rollout.
+        lengths: sampled tokens of each chain.
+        rollouts: which rollout each chain is of; all chains of a rollout are here.
         over_tokens: every token counts the same (DAPO); else every rollout does (GRPO).
     """
     if over_tokens:
         return [1 / max(1, sum(lengths))] * len(lengths)
-    return [1 / (max(1, length) * len(lengths)) for length in lengths]
+    totals: dict[str, int] = {}
+    for rollout, length in zip(rollouts, lengths, strict=True):
+        totals[rollout] = totals.get(rollout, 0) + length
+    return [1 / (max(1, totals[rollout]) * len(totals)) for rollout in rollouts]
 
 
 def lag_weights(xp: Any, started: Array, recorded: Array, cap: float) -> Array:

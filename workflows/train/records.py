@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 from pathlib import Path
@@ -30,6 +31,9 @@ class Record(msgspec.Struct, kw_only=True):
     heldout_high: float | None = None
     """Its 95 % interval (Wilson)."""
     heldout_problems: int | None = None
+    """Problems whose rollout counts: what the share is of."""
+    heldout_asked: int | None = None
+    """Problems that were asked for; more than counted where the infrastructure lost some."""
     length: float = 0.0
     """Mean sampled tokens of a rollout."""
     groups_asked: int = 0
@@ -113,24 +117,23 @@ class Places:
         """The optimizer's state after the update that made a version."""
         return self.root / f"optimizer-{version:06d}.pt"
 
-    def sweep(self) -> None:
-        """Take away what a trainer that was killed while writing has left."""
+    def sweep(self, version: int) -> None:
+        """Take away what a trainer that was killed has left: half-written files, and everything up to a version."""
         for name in sharedfs.list_dir(self.root):
             if name.endswith(".tmp"):
                 sharedfs.unlink(self.root / name)
-
-    def drop_up_to(self, version: int) -> None:
-        """Take away weights and optimizers up to a version; those of version 0 are not here."""
-        for name in sharedfs.list_dir(self.root):
             kind, _, number = name.removesuffix(".pt").rpartition("-")
-            if not number.isdecimal() or int(number) > version:
-                continue
-            if kind == "optimizer":
-                sharedfs.unlink(self.root / name)
-            elif kind == "policy":
-                for file in sharedfs.list_dir(self.root / name):
-                    sharedfs.unlink(self.root / name / file)
-                (self.root / name).rmdir()
+            if kind in ("optimizer", "policy") and number.isdecimal() and int(number) <= version:
+                self.drop(int(number))
+
+    def drop(self, version: int) -> None:
+        """Take away a version's weights and optimizer; where there are none, nothing."""
+        policy = self.policy(version)
+        with contextlib.suppress(FileNotFoundError):
+            for file in sharedfs.list_dir(policy):
+                sharedfs.unlink(policy / file)
+            policy.rmdir()
+        sharedfs.unlink(self.optimizer(version))
 
 
 def read_state(places: Places) -> State | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from workflows.errors import TrainError
 from workflows.train import objective
 
 
@@ -23,6 +24,8 @@ class Sample:
     """The policy version that drew each."""
     gain: float = 0.0
     """The rollout's advantage."""
+    rollout: str = ""
+    """The rollout that it is a chain of."""
 
     @property
     def oldest(self) -> int:
@@ -75,14 +78,17 @@ def from_chain(chain: Chain) -> Sample:
     """A shard's chain as a sample.
 
     Raises:
-        ValueError: the spans of `policy_versions` do not cover the sampled tokens.
+        TrainError: the spans of `policy_versions` do not cover the sampled tokens.
     """
     ids, mask, logprobs = chain["token_ids"], chain["loss_mask"], chain["logprobs"]
     places = [place for place, sampled in enumerate(mask) if sampled and place]
     spans = {place: span["version"] for span in chain["policy_versions"] for place in range(span["start"], span["end"])}
     missing = [place for place in places if place not in spans]
     if missing:
-        raise ValueError(f"the token at {missing[0]} was sampled, and no policy version is recorded for it")
+        raise TrainError(
+            f"the token at {missing[0]} was sampled, and the engine names no policy version: use a fleet with token "
+            "routes"
+        )
     return Sample(ids, places, [logprobs[place] for place in places], [spans[place] for place in places])
 
 
@@ -109,7 +115,8 @@ def with_gains(groups: Iterable[Group], shaping: Shaping) -> list[Sample]:
                 for reward, rollout in zip(rewards, group.rollouts, strict=True)
             ]
         for gain, rollout in zip(objective.advantages(rewards), group.rollouts, strict=True):
-            samples += [replace(sample, gain=gain) for sample in rollout.samples if sample.places]
+            name = rollout.rollout_id
+            samples += [replace(sample, gain=gain, rollout=name) for sample in rollout.samples if sample.places]
     return samples
 
 

@@ -40,9 +40,14 @@ def test_the_overlong_penalty_rises_over_the_tail_alone() -> None:
 @pytest.mark.parametrize("over_tokens", [True, False])
 def test_shares_add_up_to_one(over_tokens: bool) -> None:
     lengths = [2, 6, 4]
-    shares = objective.token_shares(lengths, over_tokens=over_tokens)
+    shares = objective.token_shares(lengths, ["a", "b", "c"], over_tokens=over_tokens)
     assert math.fsum(share * length for share, length in zip(shares, lengths, strict=True)) == pytest.approx(1)
     assert (len(set(shares)) == 1) is over_tokens
+
+
+def test_a_rollout_of_two_chains_counts_as_one() -> None:
+    shares = objective.token_shares([2, 6, 4], ["a", "a", "b"], over_tokens=False)
+    assert shares == pytest.approx([1 / 16, 1 / 16, 1 / 8])
 
 
 def test_of_a_ratio_beyond_the_bounds_only_the_bound_counts() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from stages.chat import ChatTokenizer
 from tests.support.runs import REPOSITORY
+from workflows.errors import TrainError
 from workflows.train import samples as data
 from workflows.train.samples import Group, Rollout, Sample, Shaping
 
@@ -34,8 +35,10 @@ def test_a_chain_gives_its_sampled_tokens_with_the_version_that_drew_each() -> N
 
 
 def test_a_sampled_token_without_a_version_is_refused() -> None:
-    with pytest.raises(ValueError, match="token at 5"):
+    with pytest.raises(TrainError, match="token at 5"):
         data.from_chain({**CHAIN, "policy_versions": CHAIN["policy_versions"][:1]})
+    with pytest.raises(TrainError, match="names no policy version: use a fleet with token routes"):
+        data.from_chain({**CHAIN, "policy_versions": []})
 
 
 def test_masked_rollouts_are_no_part_of_a_group() -> None:
@@ -54,7 +57,8 @@ def test_all_samples_of_a_group_get_its_advantages() -> None:
 
 def test_a_rollout_of_two_chains_gives_both_its_advantage() -> None:
     two = Group("g", (Rollout("a", 1.0, (SAMPLE, SAMPLE)), Rollout("b", 0.0, (SAMPLE,))))
-    assert [sample.gain > 0 for sample in data.with_gains([two], Shaping())] == [True, True, False]
+    made = data.with_gains([two], Shaping())
+    assert [(sample.gain > 0, sample.rollout) for sample in made] == [(True, "a"), (True, "a"), (False, "b")]
 
 
 def test_shaping_lowers_what_is_too_long() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from workflows.train.loop import Plan, Trainer
 from workflows.train.samples import Sample
 
 TASKS = [f"task-{number}" for number in range(10)]
+HELDOUT = [f"heldout-{number}" for number in range(5)]
 MINIBATCHES = 2
 
 
@@ -54,6 +56,8 @@ class Router:
         self.cancelled: list[str] = []
         self.pushed: list[int] = []
         self.loaded: list[int] = []
+        self.polled: set[tuple[str | None, bool]] = set()
+        """Tags of polls, and whether rows were wanted."""
 
     async def submit(
         self, tasks: Sequence[Any], *, idempotency_key: str, group_size: int = 1, tag: str = "", **more: Any
@@ -73,12 +77,16 @@ class Router:
         self.clock.tick()  # killed before the answer arrived
         return groups
 
-    async def results(self, after: int, *, tag: str | None = None, **_: Any) -> tuple[list[dict[str, Any]], int]:
+    async def results(
+        self, after: int, *, tag: str | None = None, rows: bool = False, **_: Any
+    ) -> tuple[list[dict[str, Any]], int]:
         self.clock.tick()
+        self.polled.add((tag, rows))
         for group_id in [one for one in self.accepted if one not in self.cancelled]:
             if f"{group_id}-0" not in self.rows:
                 self._close(group_id, *self.accepted[group_id])
-        return [line for line in self.lines if line["seq"] > after and tag in (None, line["tag"])], len(self.lines)
+        lines = [line for line in self.lines if line["seq"] > after and tag in (None, line["tag"])]
+        return [line for line in lines if rows or line["type"] == "group"], len(self.lines)
 
     def _close(self, group_id: str, task_id: str, size: int, began: int, tag: str) -> None:
         ids = [f"{group_id}-{number}" for number in range(size)]
@@ -131,6 +139,8 @@ class Policy:
         self._clock = clock
         self.steps = 0
         self.seen: list[Prepared] = []
+        self.batches: list[list[str]] = []
+        """Of each optimizer step, the rollout of each sample."""
 
     def snapshot(self) -> int:
         return self.steps
@@ -147,6 +157,7 @@ class Policy:
         self._clock.tick()
         self.steps += 1
         self.seen += batch
+        self.batches.append([one.sample.rollout for one in batch])
         stats.tokens += sum(len(one.started) for one in batch)
 
     def policy_files(self) -> dict[str, bytes]:
@@ -178,13 +189,16 @@ def settings(**keys: Any) -> Train:
     return Train(**{"steps": 4, "groups": 3, "minibatches": MINIBATCHES, "heldout": Heldout(every=2, probe=2), **keys})
 
 
-def trainer(run_dir: Path, router: Router, keys: Train, tasks: Sequence[str] = TASKS) -> tuple[Trainer, Policy]:
+def trainer(
+    run_dir: Path, router: Router, keys: Train, tasks: Sequence[str] = TASKS, *, heldout: Sequence[str] = HELDOUT,
+    max_open: int = 1000, clock: Callable[[], float] = time.monotonic,
+) -> tuple[Trainer, Policy]:  # fmt: skip
     policy = Policy(router.clock)
     (run_dir / "report").mkdir(parents=True, exist_ok=True)
-    heldout = [{"task_id": f"heldout-{number}", "data": {}} for number in range(5)]
-    plan = Plan(run_dir, "run", 4, 1, {"seed": 1}, 1000, 0.2)
+    rows = [{"task_id": task_id, "data": {}} for task_id in heldout]
+    plan = Plan(run_dir, "run", 4, 1, {"seed": 1}, max_open, 0.2)
     words: Any = Words()
-    return Trainer(keys, plan, policy, words, tasks, heldout), policy
+    return Trainer(keys, plan, policy, words, tasks, rows, clock), policy
 
 
 def lives(run_dir: Path, router: Router, keys: Train, kills: Callable[[int], int | None]) -> Any:
