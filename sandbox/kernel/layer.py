@@ -154,10 +154,21 @@ def _can_hold(place: Path, *, private: bool) -> bool:
     return False
 
 
+def _opened(file: Path) -> int | None:
+    """A lock file's descriptor; None where it is another user's, or a link."""
+    try:
+        return os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        return None
+
+
 @asynccontextmanager
 async def _alone(file: Path) -> AsyncIterator[None]:
-    """Hold the lock file, for as long as the block or this process lasts; not for ever, and not where none is known."""
-    lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    """Hold the lock file, as long as the block or this process lasts; not for ever, and not where none can be had."""
+    lock = _opened(file)
+    if lock is None:
+        yield
+        return
     try:
         deadline = time.monotonic() + _DEADLINE_S
         while time.monotonic() < deadline:

@@ -15,6 +15,7 @@ from fractions import Fraction
 from typing import Final
 
 from stages.errors import VerifierError
+from workflows.grading import units
 
 LONGEST: Final = 400
 """Characters of an answer that are looked at; what is longer is no answer."""
@@ -34,6 +35,23 @@ def number(text: str) -> Fraction | None:
     return Fraction(text.replace(",", "")) if _NUMBER.fullmatch(text) else None
 
 
+def _words(text: str) -> str:
+    """What stands after a plain number."""
+    with_unit = _UNIT.fullmatch(text)
+    return text[with_unit.end("number") :].strip() if with_unit else ""
+
+
+def _same_words(gold: str, answer: str) -> bool:
+    """Whether two numbers are of the same, as far as both say: `dollar` is `dollars`, and `km` is `kilometers`."""
+    if not gold or not answer:
+        return True
+    read = units.unit(gold), units.unit(answer)
+    if None not in read:
+        return read[0] == read[1]
+    folded = [" ".join(one.casefold().split()).removesuffix("s") for one in (gold, answer)]
+    return folded[0] == folded[1]
+
+
 class Equality:
     """One process that compares. Calls block and may come from any thread; it ends with this process at the latest."""
 
@@ -49,7 +67,7 @@ class Equality:
         """
         plain = number(gold), number(answer)
         if plain[0] is not None and plain[1] is not None:
-            return plain[0] == plain[1]
+            return plain[0] == plain[1] and _same_words(_words(gold), _words(answer))
         if len(answer) > LONGEST:
             return False
         with self._lock:

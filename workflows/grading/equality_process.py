@@ -4,21 +4,43 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import resource
 import signal
 import sys
-from typing import Final
+from typing import Any, Final
 
 from math_verify import LatexExtractionConfig, parse, verify
 
 QUESTION_S: Final = 5
 ADDRESS_BYTES: Final = 4 << 30
+_DECIMALS: Final = 6
+_DIGITS: Final = 15
+"""What math-verify rounds to by itself; it counts decimals, so that without more of them 6.63e-34 would be 0."""
+_MOST_ZEROS: Final = 400
 
 
 def equal(gold: str, answer: str) -> bool:
     """Whether math-verify reads both and finds them equal; has no bounds of its own."""
     read = [_read(gold), _read(answer)]
-    return bool(read[0] and read[1]) and verify(read[0], read[1], timeout_seconds=None)
+    if not (read[0] and read[1]):
+        return False
+    small = min(_MOST_ZEROS, max(_zeros(one) for found in read for one in found))
+    return bool(
+        verify(
+            read[0], read[1], float_rounding=_DECIMALS + small, numeric_precision=_DIGITS + small, timeout_seconds=None
+        )
+    )
+
+
+def _zeros(read: Any) -> int:
+    """Zeros after the point of the smallest number within an expression: it is nothing to who rounds before them."""
+    found = max((_zeros(one) for one in getattr(read, "args", ())), default=0)
+    if getattr(read, "is_number", False):
+        size = abs(complex(read.evalf(_DIGITS)))
+        if 0 < size < 1:
+            found = max(found, -1 - math.floor(math.log10(size)))
+    return found
 
 
 def _read(text: str) -> list[object]:

@@ -78,10 +78,10 @@ class CodeTask(LinesTask):
         check_positive(call_s=call_s, total_s=total_s)
         self._call_s, self._total_s, self._read = call_s, total_s, reader(columns, "code")
 
-    def checked(self, row: dict[str, Any], number: int) -> dict[str, Any] | str:
+    def checked(self, row: dict[str, Any], number: int) -> dict[str, Any] | str | None:
         """A function's columns are texts, and the entry point is a name; a program has tests."""
         read = self._read(row, number)
-        if isinstance(read, str):
+        if read is None or isinstance(read, str):
             return read
         row = read
         if "entry_point" not in row and "question" in row:

@@ -16,8 +16,8 @@ import msgspec
 from workflows.errors import TaskDataError
 from workflows.grading.stated import ANY_MARK, stated_answer
 
-Reader = Callable[[Mapping[str, Any], int], "dict[str, Any] | str"]
-"""From a line's value and its number to columns of our own, or to what is wrong with it."""
+Reader = Callable[[Mapping[str, Any], int], "dict[str, Any] | str | None"]
+"""From a line's value and its number to columns of our own, or to what is wrong with it; None: another task's."""
 
 _TOLD: Final = re.compile(r"\s*(?:Present the answer in LaTex format: \\boxed\{Your answer\})\s*$")
 _WRITE: Final = re.compile(
@@ -75,22 +75,22 @@ def deepscaler(line: Mapping[str, Any], number: int) -> dict[str, Any] | str:
     return {"task_id": f"deepscaler-{number}", "question": question, "answer": _bare(answer), "kind": "symbolic"}
 
 
-def eurus_math(line: Mapping[str, Any], number: int) -> dict[str, Any] | str:
+def eurus_math(line: Mapping[str, Any], number: int) -> dict[str, Any] | str | None:
     """Eurus-2's rows of ability math: the last message of `prompt`, and `reward_model.ground_truth`."""
     read = _eurus(line, "math")
-    if isinstance(read, str):
+    if read is None or isinstance(read, str):
         return read
     question, truth = read
     return {
-        "task_id": _eurus_id(line, number), "question": _TOLD.sub("", question), "answer": _bare(truth),
+        "task_id": f"eurus-2-{number}", "question": _TOLD.sub("", question), "answer": _bare(truth),
         "kind": "symbolic",
     }  # fmt: skip
 
 
-def eurus_code(line: Mapping[str, Any], number: int) -> dict[str, Any] | str:
+def eurus_code(line: Mapping[str, Any], number: int) -> dict[str, Any] | str | None:
     """Eurus-2's rows of ability code: `ground_truth` is JSON with inputs and outputs, and fn_name for functions."""
     read = _eurus(line, "code")
-    if isinstance(read, str):
+    if read is None or isinstance(read, str):
         return read
     question, truth = read
     try:
@@ -102,15 +102,16 @@ def eurus_code(line: Mapping[str, Any], number: int) -> dict[str, Any] | str:
     if tests.get("fn_name") is not None:
         return f"its tests call a function (fn_name {tests['fn_name']!r}), not a program: not supported"
     return {
-        "task_id": _eurus_id(line, number), "question": _WRITE.sub("", question), "inputs": tests["inputs"],
+        "task_id": f"eurus-2-{number}", "question": _WRITE.sub("", question), "inputs": tests["inputs"],
         "outputs": tests.get("outputs"), "float_tolerance": _FLOATS["relative"],
         "float_absolute": _FLOATS["absolute"],
     }  # fmt: skip
 
 
-def _eurus(line: Mapping[str, Any], ability: str) -> tuple[str, str] | str:
+def _eurus(line: Mapping[str, Any], ability: str) -> tuple[str, str] | str | None:
+    """Question and truth; one file holds both abilities, a task takes its own."""
     if line.get("ability", ability) != ability:
-        return f"its ability is {line['ability']!r}, not {ability}: it is a row of another task"
+        return None
     prompt, model = line.get("prompt"), line.get("reward_model")
     if not isinstance(prompt, list) or not prompt or not isinstance(prompt[-1], Mapping):
         return "column prompt must be a list of messages"
@@ -118,12 +119,6 @@ def _eurus(line: Mapping[str, Any], ability: str) -> tuple[str, str] | str:
         return "column reward_model has no ground_truth"
     question = prompt[-1].get("content")
     return (question, model["ground_truth"]) if isinstance(question, str) else "the last message of prompt has no text"
-
-
-def _eurus_id(line: Mapping[str, Any], number: int) -> str:
-    extra = line.get("extra_info")
-    index = extra.get("index") if isinstance(extra, Mapping) else None
-    return f"eurus-2-{number if index is None else index}"
 
 
 def _bare(answer: str) -> str:

@@ -42,8 +42,8 @@ class LinesTask(ABC):
         self._path, self._limit = Path(path), limit
 
     @abstractmethod
-    def checked(self, row: dict[str, Any], number: int) -> dict[str, Any] | str:
-        """The row of a line's value and number, or what is wrong with it."""
+    def checked(self, row: dict[str, Any], number: int) -> dict[str, Any] | str | None:
+        """The row of a line's value and number, or what is wrong with it; None for a row of another task."""
 
     def rows(self) -> Iterable[Row]:
         """The rows in order; a line that is no row becomes one that fails.

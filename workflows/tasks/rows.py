@@ -16,12 +16,12 @@ from workflows.errors import TaskDataError
 BROKEN: Final = "_broken"
 """The column of a row that stands for a line that is none: the reason."""
 
-Check = Callable[[Any, int], "dict[str, Any] | str"]
-"""From a line's value and its number to its row, with a `task_id`, or to what is wrong with it."""
+Check = Callable[[Any, int], "dict[str, Any] | str | None"]
+"""From a line's value and its number to its row, with a `task_id`, or what is wrong with it; None: another task's."""
 
 
 def read_rows(path: Path, check: Check) -> Iterator[dict[str, Any]]:
-    """The file's rows in order; empty lines are passed over. A name that ends with .parquet is a Parquet file's.
+    """The file's rows in order; empty lines and another task's are passed over. X.parquet is a Parquet file.
 
     Raises:
         TaskDataError: the file cannot be read.
@@ -29,6 +29,8 @@ def read_rows(path: Path, check: Check) -> Iterator[dict[str, Any]]:
     seen: dict[str, int] = {}
     for number, line in _lines(path):
         row = _read_row(line, number, check) if isinstance(line, bytes) else check(line, number)
+        if row is None:
+            continue
         if not isinstance(row, str):
             first = seen.setdefault(row["task_id"], number)
             if first != number:
@@ -50,7 +52,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes | dict[str, Any]]]:
     yield from ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
 
 
-def _read_row(line: bytes, number: int, check: Check) -> dict[str, Any] | str:
+def _read_row(line: bytes, number: int, check: Check) -> dict[str, Any] | str | None:
     try:
         value = msgspec.json.decode(line.decode("utf-8"))
     except UnicodeDecodeError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, Final
@@ -15,7 +16,7 @@ from stages.trajectory import Message, Trajectory
 from workflows.errors import TaskDataError
 from workflows.grading import choices as lettered
 from workflows.grading import units
-from workflows.grading.equality import Equality
+from workflows.grading.equality import Equality, number
 from workflows.grading.quantities import Quantity, agree, quantity
 from workflows.grading.stated import ANY_MARK, stated_answer
 from workflows.tasks.datasets import reader
@@ -29,6 +30,8 @@ COLUMNS: Final = (
     "task_id", "question", "answer", "kind", "unit", "unit_required", "tolerance", "absolute", "choices", "domain",
 )  # fmt: skip
 """A column that is not among these is dropped: it might be the solution by another name."""
+_DECIMALS: Final = re.compile(r"\.\d", re.ASCII)
+_WORDS: Final = re.compile(r"\\(?:text|mathrm|rm|mbox)\b", re.ASCII)
 _SYSTEM: Final = (
     "You solve problems of science and mathematics. You have Python for calculations. When you are done, end with one "
     "line that states the final answer: \\boxed{ANSWER}"
@@ -79,10 +82,10 @@ class StemTask(LinesTask):
         self._read, self._tolerance = reader(columns, "stem"), Fraction(str(tolerance))
         self._equality = Equality()
 
-    def checked(self, row: dict[str, Any], number: int) -> dict[str, Any] | str:
+    def checked(self, row: dict[str, Any], number: int) -> dict[str, Any] | str | None:
         """A row whose own answer could not be graded is none; only known columns stay."""
         read = self._read(row, number)
-        if isinstance(read, str):
+        if read is None or isinstance(read, str):
             return read
         row = {"task_id": f"stem-{number}", **{name: value for name, value in read.items() if name in COLUMNS}}
         if not isinstance(row["task_id"], str) or not row["task_id"]:
@@ -139,6 +142,8 @@ class StemTask(LinesTask):
             return agree(gold, said, relative=relative, absolute=absolute, unit_needed=bool(row.get("unit_required")))
         if gold is not None and (gold.unit is not None and row.get("unit_required")):
             return False
+        if gold is not None and _is_another(gold, stated):
+            return False
         if self._equality.equal(answer, stated):
             return True
         if kind == SYMBOLIC and not self._equality.equal(answer, answer):
@@ -171,6 +176,14 @@ def _gold(row: Mapping[str, Any]) -> Quantity | None:
     if gold is None or gold.unit is not None or not row.get("unit"):
         return gold
     return gold._replace(unit=units.unit(row["unit"]))
+
+
+def _is_another(gold: Quantity, stated: str) -> bool:
+    """Whether a statement that is no quantity is not even compared as mathematics: that rounds, and drops words."""
+    if _DECIMALS.search(stated):
+        return True
+    plain = number(stated)
+    return (plain is not None or _WORDS.search(stated) is not None) if gold.unit else plain not in (None, gold.value)
 
 
 def _wrong(row: Mapping[str, Any]) -> str:

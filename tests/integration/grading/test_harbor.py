@@ -97,6 +97,9 @@ async def believing(sandbox: Sandbox, task: HarborTask, name: str, script: str) 
         ("echo 1 > /logs/verifier/reward.txt; echo 0.5 > /logs/verifier/reward.json", 0.5, 1.0),
         ("echo 1 > /logs/verifier/reward.txt; exit 3", 1.0, 1.0),
         ("echo yes > /logs/verifier/reward.txt", 0.0, 0.0),
+        ("echo 1e308 > /logs/verifier/reward.txt", 1.0, 1.0),
+        ('echo \'{"a": 1, "b": 1}\' > /logs/verifier/reward.json', 0.0, 0.0),
+        ("printf '{\"reward\": 1%0400d}' 0 > /logs/verifier/reward.json", 0.0, 0.0),
         ("echo nan > /logs/verifier/reward.txt", 0.0, 0.0),
         ("true", 0.0, 0.0),
         ("echo 1 > /logs/verifier/reward.txt; sleep 30", 0.0, 0.0),
@@ -116,11 +119,31 @@ async def with_test(tmp_path: Path, test: str) -> Reward:
         return await three_stages.graded(backend, tmp_path, task, row, nothing)
 
 
-def test_several_numbers_without_a_reward_and_a_directory_that_changed_are_no_reward_at_all(tmp_path: Path) -> None:
-    with pytest.raises(VerifierError, match="has a, b and no reward") as caught:
-        asyncio.run(with_test(tmp_path, 'echo \'{"a": 1, "b": 0}\' > /logs/verifier/reward.json'))
-    assert caught.value.detail["final"]
+def test_a_part_of_the_reward_that_is_forged_is_not_paid_either(tmp_path: Path) -> None:
+    folder = harbor_tasks.write(tmp_path / "tasks", ["hello"]) / "hello"
+    (folder / "tests/test.sh").write_text("python3 /tests/test_share.py\n")
+    (folder / "tests/test_share.py").write_text(
+        "import sys\nsys.path.insert(0, '/app')\ndef test_share():\n    import tool\n    assert tool.x\ntest_share()\n"
+        "open('/logs/verifier/reward.txt', 'w').write('0.5')\n"
+    )
+    forged = "import os\nopen('/logs/verifier/reward.txt', 'w').write('0.99')\nos._exit(0)\n"
 
+    async def scenario() -> list[Reward]:
+        task = HarborTask(str(tmp_path / "tasks"), image="host")
+        (row,) = task.rows()
+        async with BubblewrapBackend(tmp_path) as backend:
+            return [
+                await three_stages.graded(
+                    backend, tmp_path, task, row, lambda sandbox, it=text: sandbox.files.write("/app/tool.py", it)
+                )
+                for text in ("x = 1\n", forged)
+            ]
+
+    honest, cheat = asyncio.run(scenario())
+    assert (honest.value, honest.parts["canary"], cheat.value, cheat.parts["canary"]) == (0.5, 1.0, 0.0, 0.0)
+
+
+def test_a_directory_that_changed_is_no_reward_at_all(tmp_path: Path) -> None:
     async def changed() -> None:
         task, rows = opened(tmp_path / "other", "hello")
         (tmp_path / "other/tasks/hello/tests/test.sh").write_text("true\n")

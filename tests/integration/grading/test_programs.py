@@ -105,6 +105,14 @@ def test_a_checker_takes_what_the_row_does_not_list_and_refuses_what_is_wrong(tm
     assert (good, bad.parts["passed"], text.value) == (RIGHT, 0.5, 0.0)
 
 
+def test_an_output_that_breaks_the_checker_is_worth_nothing(tmp_path: Path) -> None:
+    breaking = CHECKER.replace("try:", "if said == ['boom']:\n    sys.exit(77)\ntry:")
+    task = opened(tmp_path, {**PARTS, "checker": breaking})
+    (row,) = task.rows()
+    (reward,) = graded(tmp_path, task, row, "n = int(input())\nprint('boom' if n else '0 0')\n")
+    assert (reward.value, reward.parts["passed"]) == (0.0, 0.5)
+
+
 @pytest.mark.parametrize(
     ("checker", "said"),
     [
@@ -159,9 +167,9 @@ def test_rows_of_eurus_2(tmp_path: Path) -> None:
     }  # fmt: skip
     called = {**line, "extra_info": {}, "reward_model": {"ground_truth": json.dumps({**tests, "fn_name": "f"})}}
     task = opened(tmp_path, line, called, {**line, "ability": "math"}, columns="eurus-2")
-    row, function, math = task.rows()
-    assert (row["task_id"], row["question"]) == ("eurus-2-3", "Square it.")
-    assert "fn_name 'f'" in function[BROKEN] and "row of another task" in math[BROKEN]
+    row, function = task.rows()
+    assert (row["task_id"], row["question"]) == ("eurus-2-1", "Square it.")
+    assert "fn_name 'f'" in function[BROKEN]
     assert [one.value for one in graded(tmp_path, task, row, "print(float(input()) ** 2)\n", "print(0.26)\n")] == [1, 0]
 
 

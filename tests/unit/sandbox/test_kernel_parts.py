@@ -18,7 +18,7 @@ from sandbox.joining import _connected_pair
 from sandbox.kernel import program, zmtp
 from sandbox.kernel.cell import CellOutput
 from sandbox.kernel.distributions import DONE, inventory, needed
-from sandbox.kernel.layer import KernelLayer, _is_whole
+from sandbox.kernel.layer import KernelLayer, _alone, _is_whole
 from sandbox.kernel.messages import Failed, Reply, Shown, Status, Stream, Wire
 from sandbox.spawn_client import SpawnClient
 
@@ -226,3 +226,12 @@ def test_a_kernel_is_taken_only_whole_and_from_where_nobody_else_may_write(tmp_p
         open_to_others.chmod(0o755)
     (made / "module.py").write_text("")
     assert not _is_whole(made, private=True)
+
+
+async def test_a_lock_that_cannot_be_had_is_passed_over(tmp_path: Path) -> None:
+    """Another user's, for one: a layer that is made twice costs less than a tool that is missing."""
+    (tmp_path / "lock").symlink_to("/nowhere")
+    entered = False
+    async with _alone(tmp_path / "lock"):
+        entered = True
+    assert entered

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from conf.schema import Budget
+from sandbox.bashtext import BASE_ENV
 from stages.errors import RolloutError
 from stages.protocols import Task
 from tests.support import harbor_tasks
@@ -18,6 +21,7 @@ from workflows.tasks.harbor.directory import opened
 from workflows.tasks.harbor.dockerfile import Copy, DockerfileError, Run, read
 from workflows.tasks.harbor.settings import SettingsError, settings
 from workflows.tasks.rows import BROKEN
+from workflows.tasks.swe import ImagedSweTask
 
 
 def test_rows_are_directories_and_hold_neither_tests_nor_solutions(tmp_path: Path) -> None:
@@ -128,7 +132,9 @@ def test_only_data_in_a_sandbox_of_its_own_is_trusted(tmp_path: Path) -> None:
     file = harbor_tasks.write(tmp_path, ["artifact"]) / "artifact/task.toml"
     text = file.read_text()
     assert opened(file.parent).grading == "trusted"
-    for change in (("artifacts_are_data = true", ""), ('"separate"', '"shared"'), ('["/app/out"]', '["/"]')):
+    for change in (("artifacts_are_data = true", ""), ('"separate"', '"shared"'), ('["/app/out"]', '["/"]'),
+                   ('["/app/out"]', '["/app/answer.txt"]'), ('["/app/out"]', '["/app"]'),
+                   ('["/app/out"]', '["/data/x.json"]'), ('["/app/out"]', '["/data", "/root"]')):  # fmt: skip
         file.write_text(text.replace(*change))
         assert opened(file.parent).grading == "untrusted"
 
@@ -136,7 +142,7 @@ def test_only_data_in_a_sandbox_of_its_own_is_trusted(tmp_path: Path) -> None:
 def test_a_dockerfile_step_by_step() -> None:
     build = read(
         "# a comment\nARG TAG=3\nFROM --platform=linux/amd64 python:${TAG} AS base\n"
-        "ENV A=1 B='x y' C=$A\nENV D one two\n"
+        "ENV A=1 B='x y' C=${A:-}\nENV D one two\n"
         "WORKDIR /srv\nWORKDIR app\nCOPY --chown=1:1 a.txt b.txt ./in/\nRUN --mount=type=cache,target=/x \\\n# why\n"
         '  make all\nCMD ["bash"]\nRUN ["echo", "a b"]\nUSER root\n'
     )
@@ -149,9 +155,24 @@ def test_a_dockerfile_step_by_step() -> None:
     assert isinstance(echo, Run) and echo.command == "echo 'a b'" and dict(echo.env)["B"] == "x y"
 
 
+def test_an_images_own_path_stays_and_modes_are_carried(tmp_path: Path) -> None:
+    build = read(
+        'FROM a\nSHELL ["/bin/sh", "-c"]\nENV PATH=/opt/venv/bin:$PATH\nENV PATH=$HOME/bin:${PATH}\n'
+        "COPY --chmod=0600 a /a\n"
+    )
+    assert build.env == {"PATH": f"/root/bin:/opt/venv/bin:{BASE_ENV['PATH']}"}
+    copy = build.steps[0]
+    assert isinstance(copy, Copy) and copy.mode == 0o600
+    folder = harbor_tasks.write(tmp_path, ["tool"]) / "tool"
+    assert [mode for *_, mode in opened(folder).copied(Copy(1, ("tool.py",), "/a", False, 0o600)).entries] == [0o600]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("FROM a\nENV A=$GOPATH/x", "line 2: $GOPATH/x: neither ARG nor ENV"),
+        ("FROM a\nENV A=${B:+c}", "${B:+c}: neither"),
+        ("FROM a\nCOPY --chmod=u+x a b", "three octal digits"), ('FROM a\nSHELL ["bash", "-c"]', "by /bin/sh alone"),
         ("RUN x", "line 1: RUN before FROM"), ("", "it has no FROM"), ("FROM a\nFROM b", "several stages"),
         ("FROM scratch", "there is no shell"), ("FROM a\nCOPY --from=b /x /y", "COPY --from=b is not supported"),
         ("FROM a\nADD https://x.org/y /y", "there is no network"),
@@ -183,8 +204,17 @@ def test_canaries_run_to_their_end_and_fail() -> None:
             call()
     assert names["seen"] == ["m", "f"] and names["helper"]() == 1
     assert canaries("bash /tests/check.sh", {"/tests/test_a.py": source}) == {}, "nothing runs it"
+    assert canaries("#!/bin/bash\n  # no pytest of test_a.py\nbash /tests/check.sh", {"/tests/test_a.py": source}) == {}
     assert set(canaries("python3 /tests/check.py", {"/tests/check.py": source})) == {"/tests/check.py"}
     assert canaries("pytest", {"/tests/test_a.py": b"def (", "/tests/test_b.py": b"x = 1"}) == {}
+
+
+def test_what_hangs_is_cut_off_before_the_budget_is() -> None:
+    harbor, imaged = (inspect.signature(one).parameters for one in (HarborTask, ImagedSweTask))
+    assert 2 * harbor["verify_s"].default < Budget().eval_s and imaged["test_s"].default < Budget().eval_s
+    assert (
+        f"verify_s: {harbor['verify_s'].default}" in (Path(__file__).parents[3] / "conf/task/harbor.yaml").read_text()
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"path": "x", "limit": -1}, {"path": "x", "verify_s": 0}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,36 @@ def test_a_runners_output(name: str) -> None:
 )
 def test_a_log_that_is_none_says_nothing(name: str, text: str) -> None:
     assert PARSERS[name](text) == {}
+
+
+@pytest.mark.parametrize("name", PARSERS)
+@pytest.mark.parametrize(
+    "text",
+    ["a::", "a:: PASSED (", "a:: PASSED", "test a ... ok <", "test a - should panic", "x ... skipped", "✓ (1", " [1%]",
+     "--- PASS: a (1", "test_a (m.C) (", "FAIL: ", "[ ", "\x1b[1"],
+)  # fmt: skip
+def test_a_log_that_was_made_to_take_long_does_not(name: str, text: str) -> None:
+    began = time.process_time()
+    PARSERS[name]("\n".join([text * (1 << 18), *[text * (3900 // len(text))] * 100]))
+    assert time.process_time() - began < 1
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("t.py::a PASSED (why (not)) [ 5%]", {"t.py::a": P}),
+        ("t.py::p[x PASSED y] FAILED   [100%]", {"t.py::p[x PASSED y]": F}),
+        ("t.py::a PASSED and more", {}), ("t.py::a PASSED (why", {}), ("t.py:: PASSED", {}),
+        ("t.py::a PASSED", {"t.py::a": P}),
+    ],
+)  # fmt: skip
+def test_lines_of_a_verbose_run(line: str, found: dict[str, str]) -> None:
+    assert PARSERS["pytest"](line) == found
+
+
+def test_the_end_of_a_long_reason_is_not_needed() -> None:
+    log = "t.py::a PASSED\n= short test summary info =\nERROR t.py::a - " + "because " * 1000
+    assert PARSERS["pytest"](log) == {"t.py::a": E}
 
 
 def test_of_two_statuses_the_worse_one_counts() -> None:

@@ -71,7 +71,7 @@ def test_a_message_that_was_made_to_take_long_does_not(text: str) -> None:
     [
         ("18", "18"), ("18", "18.00"), ("70000", "70,000"), ("-3", "-3"), ("0.5", r"\frac{1}{2}"), ("0.5", "1/2"),
         ("5", "10/2"), ("5", r"\$5"), ("5", "5 dollars"), ("5", r"5\text{ dollars}"), ("1000000", "10^6"),
-        (".5", "0.5"), ("2", r"\sqrt{4}"),
+        (".5", "0.5"), ("2", r"\sqrt{4}"), ("5 dollars", "5 dollar"), ("0.00000012", r"12 \times 10^{-8}"),
     ],
 )  # fmt: skip
 def test_equal_values_in_other_letters(equality: Equality, gold: str, answer: str) -> None:
@@ -83,7 +83,7 @@ def test_equal_values_in_other_letters(equality: Equality, gold: str, answer: st
     [
         ("18", "19"), ("18", "18.0000001"), ("5", "5 or 6"), ("5", "5*="), ("20", "20*12*12*1-0*12"), ("5", "5, 6"),
         ("5", "x"), ("5", "5 million"), ("5", "1,2"), ("5", ""), ("5", "}{"), ("5", "\\"), ("5", "5" * (LONGEST + 1)),
-        ("5", "\N{ARABIC-INDIC DIGIT FIVE}"), ("70000", "7,0,000"),
+        ("5", "\N{ARABIC-INDIC DIGIT FIVE}"), ("70000", "7,0,000"), ("0.00000012", "0.0+0"), ("5 km", "5 bananas"),
     ],
 )  # fmt: skip
 def test_other_values_and_no_values_are_different(equality: Equality, gold: str, answer: str) -> None:

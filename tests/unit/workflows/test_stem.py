@@ -120,7 +120,7 @@ DATASETS = {
     ),
     "deepscaler": ({"problem": "n?", "answer": "$\\frac12$", "solution": "..."}, ("n?", "\\frac12", "symbolic")),
     "eurus-2": (
-        {"data_source": "numina", "ability": "math", "extra_info": {"index": 7, "split": "train"},
+        {"data_source": "numina", "ability": "math", "extra_info": {"index": 0, "split": "train"},
          "prompt": [{"role": "system", "content": "s"},
                     {"role": "user", "content": "k?\n\nPresent the answer in LaTex format: \\boxed{Your answer}"}],
          "reward_model": {"ground_truth": "4", "style": "rule"}},
@@ -141,9 +141,15 @@ def test_the_columns_of_published_data_sets(tmp_path: Path, columns: str, parque
         task = opened(tmp_path, line, bad, columns=columns)
     row, broken = task.rows()
     assert (row["question"], row["answer"], row["kind"]) == wanted and BROKEN in broken
-    assert row["task_id"] == ("eurus-2-7" if columns == "eurus-2" else f"{columns}-1")
+    assert row["task_id"] == f"{columns}-1"
     assert not set(row) & {"solution", "o1_solution", "prompt"}
     assert reward(task, row, asyncio.run(task.solve(None, row)) or "").value == 1.0  # type: ignore[arg-type]
+
+
+def test_a_file_of_two_tasks_gives_each_its_own_rows(tmp_path: Path) -> None:
+    line = DATASETS["eurus-2"][0]
+    task = opened(tmp_path, line, {**line, "ability": "code"}, line, columns="eurus-2", limit=2)
+    assert [row["task_id"] for row in task.rows()] == ["eurus-2-1", "eurus-2-3"], "their own index is 0 in every row"
 
 
 def test_a_file_that_is_no_parquet_is_refused_by_name(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from workflows.grading.logs.statuses import ERROR, FAILED, PASSED, SKIPPED, lines, put
 
-_RESULT: Final = re.compile(r"test (\S.*?)(?: - should panic)? \.\.\. (ok|FAILED|ignored)(?:, .*| <.*>)?")
+_RESULT: Final = re.compile(r"test (\S.*?)(?: - should panic)? \.\.\. (ok|FAILED|ignored)(, .*| <.*)?")
 _BEGUN: Final = re.compile(r"test (\S.*?)(?: - should panic)? \.\.\. .*")
 _ENDED: Final = re.compile(r".*?(ok|FAILED)")
 _BROKEN: Final = re.compile(r"error: could not compile `([^`]+)`.*")
@@ -20,7 +20,7 @@ def parse(log: str) -> dict[str, str]:
     waiting = ""
     for line in lines(log):
         text = line.strip()
-        if result := _RESULT.fullmatch(text):
+        if (result := _RESULT.fullmatch(text)) and (not (result[3] or "").startswith(" <") or text.endswith(">")):
             put(found, result[1], _STATUS[result[2]])
             waiting = ""
         elif broken := _BROKEN.fullmatch(text):

@@ -13,7 +13,9 @@ _STATUS: Final = {
 """An expected failure is what the suite wants; so it counts with SWE-bench's harness."""
 _SUMMARY: Final = re.compile(r"(PASSED|FAILED|ERROR|XFAIL|XPASS) (\S.*)")
 _HEADING: Final = re.compile(r"=+ short test summary info =+")
-_VERBOSE: Final = re.compile(r"(\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)(?: \(.*\))?(?:\s+\[ *\d+%\])?")
+_ITEM: Final = re.compile(r"\S+?::.")
+_SAID: Final = re.compile(r" (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)(?: \(|$)")
+_SHARE: Final = re.compile(r"\[ *\d+%\]")
 
 
 def parse(log: str) -> dict[str, str]:
@@ -25,9 +27,23 @@ def parse(log: str) -> dict[str, str]:
         summary = _SUMMARY.fullmatch(line) if number > last else None  # what tests print is shown before it
         if summary is not None:
             put(found, _node(summary[2]), _STATUS[summary[1]])
-        elif verbose := _VERBOSE.fullmatch(line.strip()):
-            put(found, verbose[1], _STATUS[verbose[2]])
+        elif verbose := _verbose(line.strip()):
+            put(found, verbose[0], _STATUS[verbose[1]])
     return found
+
+
+def _verbose(line: str) -> tuple[str, str] | None:
+    """Node id and status of a line of `-v`, with or without the reason and the share of tests that are done.
+
+    One pass over the line, whatever it is: agents' code prints here, and a pattern that tries again costs its square.
+    """
+    before, _, last = line.rpartition("[")
+    if before.endswith((" ", "\t")) and _SHARE.fullmatch(f"[{last}"):
+        line = before.rstrip()
+    said = _SAID.search(line)
+    if said is None or (said[0].endswith("(") and not line.endswith(")")):
+        return None
+    return (line[: said.start()], said[1]) if _ITEM.match(line[: said.start()]) else None
 
 
 def _node(text: str) -> str:

@@ -10,12 +10,14 @@ FAILED: Final = "failed"
 ERROR: Final = "error"
 SKIPPED: Final = "skipped"
 _WORSE: Final = (SKIPPED, PASSED, FAILED, ERROR)
+LONGEST: Final = 4000
+"""Characters of a line that are looked at: names are shorter, and an agent's code may print what it likes."""
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def lines(log: str) -> list[str]:
-    """The lines of a log without colours."""
-    return _COLOUR.sub("", log).splitlines()
+    """The lines of a log without colours, the long ones cut."""
+    return [line[:LONGEST] for line in _COLOUR.sub("", log).splitlines()]
 
 
 def put(found: dict[str, str], name: str, status: str) -> None:

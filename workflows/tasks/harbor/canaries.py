@@ -27,6 +27,7 @@ def canaries(script: str, files: Mapping[str, bytes]) -> dict[str, bytes]:
         The changed files; none where the script runs no Python tests, and canaries prove nothing.
     """
     found: dict[str, bytes] = {}
+    script = "\n".join(line for line in script.splitlines() if not line.lstrip().startswith("#"))
     runner = _RUNNERS.search(script) is not None
     for path, content in files.items():
         name = path.rpartition("/")[2]

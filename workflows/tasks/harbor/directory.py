@@ -18,7 +18,7 @@ from workflows.tasks.harbor.dockerfile import Build, Copy, DockerfileError, read
 from workflows.tasks.harbor.settings import Settings, SettingsError, inside, settings
 
 DEFAULT_WORKDIR: Final = "/app"
-VERSION: Final = 1
+VERSION: Final = 2
 """Of how an environment is made: a change makes every layer anew."""
 _DEEPEST: Final = 4
 _MOST_BYTES: Final = 256 << 20
@@ -85,8 +85,18 @@ class Directory:
 
     @property
     def grading(self) -> str:
-        """`trusted` where the tests see declared paths alone and, as the author states, never run what is there."""
-        trusted = self.settings.separate and self.settings.data_alone and "/" not in self.workspace
+        """`trusted` where the tests see declared paths alone and, as the author states, never run what is there.
+
+        A file for which its whole directory is taken, the tests' working directory and their home are no such paths:
+        programs find modules and settings there by themselves.
+        """
+        stands_for_more = any(posixpath.splitext(one)[1] for one in self.settings.artifacts)
+        runs_there = any(
+            place == one or place.startswith(f"{one.rstrip('/')}/")
+            for one in self.workspace
+            for place in (self.workdir, "/root")
+        )
+        trusted = self.settings.separate and self.settings.data_alone and not stands_for_more and not runs_there
         return "trusted" if trusted else "untrusted"
 
     def part(self, name: str, target: str) -> Files:
@@ -119,7 +129,7 @@ class Directory:
                         posixpath.join(copy.target, one.name) if copy.is_directory or len(found) > 1 else copy.target
                     )
                     entries.append((target, one, _mode(one)))
-        return Files(tuple(entries))
+        return Files(tuple((path, one, copy.mode or mode) for path, one, mode in entries))
 
     def setup_key(self, image: str) -> str:
         """Names the environment: the image, the Dockerfile and the files that it copies; no test and no solution."""

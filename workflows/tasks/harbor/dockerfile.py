@@ -13,9 +13,13 @@ import shlex
 from dataclasses import dataclass, field
 from typing import Final
 
-_IGNORED: Final = frozenset({"LABEL", "EXPOSE", "CMD", "ENTRYPOINT", "MAINTAINER", "STOPSIGNAL", "VOLUME", "SHELL"})
+from sandbox.bashtext import BASE_ENV
+
+_IGNORED: Final = frozenset({"LABEL", "EXPOSE", "CMD", "ENTRYPOINT", "MAINTAINER", "STOPSIGNAL", "VOLUME"})
 """What says nothing of a file system, or how a container starts that is started another way here."""
-_VARIABLE: Final = re.compile(r"\\\$|\$(?:\{(\w+)(?::-([^}]*))?\}|(\w+))")
+_VARIABLE: Final = re.compile(r"\\\$|\$(?:\{(\w+)(?::-([^}]*))?\}|(\w+)|\{)")
+_BEGIN: Final = {"PATH": BASE_ENV["PATH"], "HOME": "/root"}
+"""What an image is taken to set by itself: the other variables of a base image are not known here."""
 _HEREDOC: Final = re.compile(r"<<-?\s*['\"]?(\w+)")
 
 
@@ -31,6 +35,7 @@ class Copy:
     sources: tuple[str, ...]
     target: str
     is_directory: bool
+    mode: int | None = None
 
 
 @dataclass(frozen=True)
@@ -73,28 +78,31 @@ def read(text: str) -> Build:
     arguments: dict[str, str] = {}
     directories: list[str] = []
     for line, word, rest in _instructions(text):
-        values = {**arguments, **env}
+        values = {**_BEGIN, **arguments, **env}
         if word == "FROM":
             if image:
                 raise DockerfileError(f"line {line}: FROM a second time: builds of several stages are not supported")
-            image = _from(line, _filled(rest, values))
+            image = _from(line, _filled(line, rest, values))
         elif word == "ARG":
             name, _, value = rest.partition("=")
             arguments[name.strip()] = _words(line, value)[0] if value else ""
         elif not image:
             raise DockerfileError(f"line {line}: {word} before FROM")
         elif word == "WORKDIR":
-            workdir = posixpath.normpath(posixpath.join(workdir or "/", _one(line, _filled(rest, values))))
+            workdir = posixpath.normpath(posixpath.join(workdir or "/", _one(line, _filled(line, rest, values))))
             directories.append(workdir)
         elif word == "ENV":
-            env.update(_variables(line, _filled(rest, values)))
+            env.update(_variables(line, _filled(line, rest, values)))
         elif word in ("COPY", "ADD"):
-            steps.append(_copy(line, word, _filled(rest, values), workdir or "/"))
+            steps.append(_copy(line, word, _filled(line, rest, values), workdir or "/"))
         elif word == "RUN":
             steps.append(Run(line, _command(line, rest), workdir or "/", tuple({**arguments, **env}.items())))
         elif word == "USER":
             if _one(line, rest) not in ("root", "0", "0:0", "root:root"):
                 raise DockerfileError(f"line {line}: USER {rest}: a rootless sandbox has one user, root")
+        elif word == "SHELL":
+            if _command(line, rest) not in ("/bin/sh -c", "sh -c"):
+                raise DockerfileError(f"line {line}: SHELL {rest[:80]}: RUN is followed by /bin/sh alone")
         elif word not in _IGNORED:
             raise DockerfileError(f"line {line}: {word} is not supported")
     if not image:
@@ -139,11 +147,16 @@ def _from(line: int, rest: str) -> str:
     return words[0]
 
 
-def _filled(text: str, values: dict[str, str]) -> str:
+def _filled(line: int, text: str, values: dict[str, str]) -> str:
     def one(found: re.Match[str]) -> str:
         if found[0] == "\\$":
             return "$"
-        return values.get(found[1] or found[3], found[2] or "")
+        name = found[1] or found[3]
+        if name in values:
+            return values[name]
+        if found[2] is None:
+            raise DockerfileError(f"line {line}: {text[found.start() :][:40]}: neither ARG nor ENV says what this is")
+        return found[2]
 
     return _VARIABLE.sub(one, text)
 
@@ -178,6 +191,9 @@ def _copy(line: int, word: str, rest: str, workdir: str) -> Copy:
     for flag in flags:
         if not flag.startswith(("--chown=", "--chmod=", "--link")):
             raise DockerfileError(f"line {line}: {word} {flag} is not supported")
+    modes = [flag.removeprefix("--chmod=") for flag in flags if flag.startswith("--chmod=")]
+    if not all(re.fullmatch("0?[0-7]{3}", one) and int(one, 8) for one in modes):
+        raise DockerfileError(f"line {line}: {word} --chmod={modes[-1]}: expected three octal digits")
     plain = " ".join(one for one in rest.split() if not one.startswith("--"))
     try:
         words = json.loads(plain) if plain.startswith("[") else _words(line, plain)
@@ -196,7 +212,8 @@ def _copy(line: int, word: str, rest: str, workdir: str) -> Copy:
                 f"line {line}: ADD {source}: archives are not unpacked: put the files themselves there"
             )
     full = posixpath.normpath(posixpath.join(workdir, target))
-    return Copy(line, tuple(sources), full, target.endswith("/") or target in (".", "./") or len(sources) > 1)
+    is_directory = target.endswith("/") or target in (".", "./") or len(sources) > 1
+    return Copy(line, tuple(sources), full, is_directory, int(modes[-1], 8) if modes else None)
 
 
 def _command(line: int, rest: str) -> str:

@@ -36,6 +36,7 @@ PROTECTED: Final = (
 )  # fmt: skip
 """Names that EVAL takes from the layer at any depth: what would act in the tests' own processes."""
 _LARGEST_REWARD: Final = 64 * 1024
+_MOST: Final = 1.0
 _SHELL_S: Final = 60.0
 _CLEAR: Final = "chmod -R u+rwx /logs /tests 2>/dev/null; rm -rf /tests /logs; mkdir -p /logs/verifier /logs/agent"
 _JUDGE: Final = """
@@ -70,7 +71,8 @@ class HarborTask:
         path: a task's directory, or one of many.
         limit: number of rows; None is all.
         image: used in place of what the tasks name; None takes theirs.
-        verify_s: most seconds of the tests, whatever a task.toml says.
+        verify_s: most seconds of a run of the tests, whatever a task.toml says; there may be two, which budget.eval_s
+            must hold: a run that is cut off by verify_s scores 0, one that the budget cuts off is tried again.
 
     Raises:
         TaskDataError: an option is out of range.
@@ -81,7 +83,7 @@ class HarborTask:
     """Tests and solution are in no row: EVAL and the oracle read them where they lie."""
 
     def __init__(
-        self, path: str | None = None, limit: int | None = None, image: str | None = None, verify_s: float = 600.0
+        self, path: str | None = None, limit: int | None = None, image: str | None = None, verify_s: float = 240.0
     ) -> None:
         if path is None:
             raise TaskDataError("task.path: task=harbor needs a directory of tasks, each with a task.toml")
@@ -157,12 +159,12 @@ class HarborTask:
         return [bash.SCHEMA]
 
     async def verify(self, sandbox: Sandbox, row: Row, trajectory: Trajectory) -> Reward:
-        """Run tests/test.sh alone, and read what it wrote; full marks are held against tests that must fail.
+        """Run tests/test.sh alone, and read what it wrote; what it pays is held against tests that must fail.
 
         A reward that the tests did not write, or somebody made unwritable, is 0.0: so is what an agent does to them.
 
         Raises:
-            VerifierError: final; the directory is not what it was, or the reward is no number for anybody.
+            VerifierError: final; the directory is not what it was.
             SandboxError: the tests could not be laid down or started.
         """
         try:
@@ -171,18 +173,18 @@ class HarborTask:
         except TaskDataError as error:
             raise VerifierError(str(error), final=True) from error
         files = {path: (content, mode) for path, content, mode in await asyncio.to_thread(lambda: list(tests.read()))}
-        value, parts = await self._judged(sandbox, here, files, row["task_id"])
+        value, parts = await self._judged(sandbox, here, files)
         parts = {"canary": 1.0, **parts}
         false = canaries(files["/tests/test.sh"][0].decode("utf-8", "replace"), {one: files[one][0] for one in files})
-        if value >= 1.0 and false:
+        if value > 0.0 and false:
             await sandbox.reset()
             changed = {path: (false.get(path, content), mode) for path, (content, mode) in files.items()}
-            if (await self._judged(sandbox, here, changed, row["task_id"]))[0] >= value:
+            if (await self._judged(sandbox, here, changed))[0] >= value:
                 value, parts = 0.0, {**parts, "canary": 0.0}
         return Reward(value, parts, "trusted" if here.grading == "trusted" else "untrusted")
 
     async def _judged(
-        self, sandbox: Sandbox, here: Directory, files: Mapping[str, tuple[bytes, int]], task_id: str
+        self, sandbox: Sandbox, here: Directory, files: Mapping[str, tuple[bytes, int]]
     ) -> tuple[float, dict[str, float]]:
         """Reward and parts of one run of the tests."""
         await _own_root(sandbox)
@@ -197,7 +199,7 @@ class HarborTask:
         )  # fmt: skip
         if done.exit_code == _UNWRITABLE:
             return 0.0, {"format": 0.0, "canary": 0.0}
-        rewards = None if done.timed_out or done.exit_code == _KILLED else await _rewards(sandbox, task_id)
+        rewards = None if done.timed_out or done.exit_code == _KILLED else await _rewards(sandbox)
         return (0.0, {"format": 0.0}) if rewards is None else (rewards[0], {**rewards[1], "format": 1.0})
 
     async def solve(self, sandbox: Sandbox, row: Row) -> str | None:
@@ -271,13 +273,11 @@ async def _lay(sandbox: Sandbox, files: Files) -> None:
         await sandbox.files.write(path, content, mode=mode)
 
 
-async def _rewards(sandbox: Sandbox, task_id: str) -> tuple[float, dict[str, float]] | None:
+async def _rewards(sandbox: Sandbox) -> tuple[float, dict[str, float]] | None:
     """What the tests wrote: the reward, and its parts; None where they wrote nothing that can be read.
 
-    Where both files are there, the smaller reward counts.
-
-    Raises:
-        VerifierError: reward.json has several numbers, and none is called reward.
+    Where both files are there, the smaller reward counts; 1 is the most, and -1 the least. An agent's code may have
+    written them, so nothing in them is a fault of the task: to be masked would be better for it than 0.
     """
     found: list[tuple[float, dict[str, float]]] = []
     for name in ("reward.txt", "reward.json"):
@@ -285,7 +285,7 @@ async def _rewards(sandbox: Sandbox, task_id: str) -> tuple[float, dict[str, flo
             text = await sandbox.files.read_text(posixpath.join(REWARDS, name), limit_bytes=_LARGEST_REWARD)
         except FilesError:
             continue
-        read = _text_reward(text) if name == "reward.txt" else _json_reward(text, task_id)
+        read = _text_reward(text) if name == "reward.txt" else _json_reward(text)
         if read is None:
             return None
         found.append(read)
@@ -297,23 +297,30 @@ def _text_reward(text: str) -> tuple[float, dict[str, float]] | None:
         value = float(text.strip())
     except ValueError:
         return None
-    return (value, {}) if math.isfinite(value) else None
+    return (_bounded(value), {}) if math.isfinite(value) else None
 
 
-def _json_reward(text: str, task_id: str) -> tuple[float, dict[str, float]] | None:
+def _json_reward(text: str) -> tuple[float, dict[str, float]] | None:
     try:
         told = json.loads(text)
     except (ValueError, RecursionError):
         return None
     if not isinstance(told, dict):
         told = {"reward": told}
-    parts = {
-        name: float(value) for name, value in told.items() if isinstance(value, int | float) and math.isfinite(value)
-    }
+    try:
+        parts = {
+            name: float(value)
+            for name, value in told.items()
+            if isinstance(value, int | float) and math.isfinite(value)
+        }
+    except OverflowError:  # a whole number of hundreds of digits
+        return None
     if len(parts) != len(told) or not parts:
         return None
     if "reward" in parts:
-        return parts.pop("reward"), parts
-    if len(parts) == 1:
-        return next(iter(parts.values())), {}
-    raise VerifierError(f"{task_id}: reward.json has {', '.join(sorted(parts))} and no reward", final=True)
+        return _bounded(parts.pop("reward")), parts
+    return (_bounded(next(iter(parts.values()))), {}) if len(parts) == 1 else None
+
+
+def _bounded(value: float) -> float:
+    return max(-_MOST, min(value, _MOST))

@@ -41,6 +41,13 @@ _ENV: Final = {
     "HOME": "/root",
     "LANG": "C.UTF-8",
 }
+_ONE_COMMIT: Final = """cd {root} && tag=$(git describe --tags --abbrev=0 2>/dev/null)
+list=$(mktemp) && git ls-files -s -z | grep -zv '^160000' | cut -z -f 2- > "$list" &&
+rm -rf .git && git init -q && git config user.name rollmill && git config user.email rollmill@localhost &&
+git commit -q --allow-empty -m history && {{ [ -z "$tag" ] || git tag "$tag"; }} &&
+git update-index --add --remove -z --stdin < "$list" && git commit -q -m base && rm "$list"
+"""
+"""What the repository will be is not in it any more, nor what it was; versions that count from a tag still have one."""
 _APPLY: Final = "cd {root} && git apply --whitespace=nowarn -v - "
 
 
@@ -56,7 +63,7 @@ class ImagedSweTask:
         limit: number of rows; None is all.
         columns: swe-bench, swe-gym or r2e-gym.
         image: used in place of the row's; None takes the row's.
-        test_s: deadline of the tests, seconds.
+        test_s: deadline of the tests, seconds, which scores 0; below budget.eval_s, after which they are tried again.
         root: where the repository lies in the image.
 
     Raises:
@@ -72,7 +79,7 @@ class ImagedSweTask:
         limit: int | None = None,
         columns: str = "swe-bench",
         image: str | None = None,
-        test_s: float = 1800.0,
+        test_s: float = 500.0,
         root: str = published.ROOT,
     ) -> None:
         if path is None:
@@ -100,13 +107,15 @@ class ImagedSweTask:
         return {**known, "task_id": row.get("instance_id") or f"{self._columns}-{number}"}
 
     def environment(self, row: Row) -> Environment:
-        """The row's image as it is."""
+        """The row's image, prepared."""
         broken = broken_environment(row)
         if broken is not None:
             return broken
         image = self._image or self._image_of(row)
+        more = published.R2E_PROTECTED if self._columns == "r2e-gym" else ()
         return Environment(
-            image=image, setup_key=f"swe-imaged-1-{image}", workspace=(self._root,), protected=PROTECTED
+            image=image, setup_key=f"swe-imaged-3-{self._columns}-{image}", workspace=(self._root,),
+            protected=(*PROTECTED, *more),
         )  # fmt: skip
 
     def _image_of(self, row: Row) -> str:
@@ -115,7 +124,9 @@ class ImagedSweTask:
         return published.image(self._columns, row["instance_id"])
 
     async def prepare(self, sandbox: Sandbox, row: Row) -> None:
-        """See that the image holds the repository.
+        """Make the repository one of a single commit: images may hold the fix in objects and tags of later ones.
+
+        R2E-Gym's tests are moved to where its own harness has them.
 
         Raises:
             RolloutError: final; the row is broken, or the image is another.
@@ -125,6 +136,16 @@ class ImagedSweTask:
         if result.exit_code != 0:
             image = self.environment(row).image
             raise RolloutError(f"{row['task_id']}: image {image} has no git repository in {self._root}", final=True)
+        if self._columns == "r2e-gym":
+            moved = await sandbox.shell.run(f"({published.r2e_moved(self._root)})", timeout_s=300.0)
+            if moved.exit_code != 0:
+                raise RolloutError(
+                    f"{row['task_id']}: image {row['docker_image']} holds no run_tests.sh, or no r2e_tests", final=True
+                )
+        made = await sandbox.shell.run(f"({_ONE_COMMIT.format(root=shlex.quote(self._root))})", timeout_s=300.0)
+        if made.exit_code != 0:
+            said = " ".join(made.output.split())[-300:]
+            raise RolloutError(f"{row['task_id']}: its repository cannot be committed anew: {said}", final=True)
 
     def prompt(self, row: Row) -> list[Message]:
         """The issue and where things are."""

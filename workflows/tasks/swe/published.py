@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,6 +21,9 @@ from workflows.grading.logs.statuses import PASSED
 from workflows.tasks.swe import columns as own
 
 ROOT: Final = "/testbed"
+_KEPT: Final = "/root"
+R2E_PROTECTED: Final = (".venv", "run_tests.sh", "r2e_tests")
+"""Names in an R2E-Gym repository that its tests are run by."""
 _CONDA: Final = "source /opt/miniconda3/bin/activate && conda activate testbed"
 _PYTEST: Final = "pytest -rA"
 _DJANGO: Final = "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1"
@@ -88,13 +92,23 @@ def instance(data_set: str, row: Mapping[str, Any], arch: str = "x86_64") -> Ins
     """What is run for a row that `wrong` finds nothing in."""
     if data_set == "r2e-gym":
         wanted = {name: _status(text) for name, text in json.loads(row["expected_output_json"]).items()}
-        command = "export PATH=/testbed/.venv/bin:$PATH; bash /root/run_tests.sh"
+        link = f"rm -rf {ROOT}/r2e_tests; ln -s {_KEPT}/r2e_tests {ROOT}/r2e_tests"
+        command = f"export PATH={ROOT}/.venv/bin:$PATH; {link}; bash {_KEPT}/run_tests.sh"
         return Instance(row["docker_image"], command, "pytest", wanted, ())
     test, parser = _COMMANDS.get(row["repo"], (_PYTEST, "pytest"))
     files = _files(row["test_patch"])
     expected = dict.fromkeys([*own.texts(row["FAIL_TO_PASS"]), *own.texts(row["PASS_TO_PASS"])], PASSED)
     command = f"{_CONDA} && {test} {' '.join(_directives(row['repo'], files))}"
     return Instance(image(data_set, row["instance_id"], arch), command, parser, expected, files)
+
+
+def r2e_moved(root: str = ROOT, tests: str = "/r2e_tests", kept: str = _KEPT) -> str:
+    """A script that moves an R2E-Gym image's run script and tests out of the repository, as its own harness does."""
+    return (
+        f"cd {shlex.quote(root)} || exit 1; for one in run_tests.sh r2e_tests {shlex.quote(tests)}; do "
+        f'if [ -e "$one" ] && [ ! -L "$one" ]; then mv "$one" {shlex.quote(kept)}/; fi; done; '
+        f"[ -f {shlex.quote(kept)}/run_tests.sh ] && [ -d {shlex.quote(kept)}/r2e_tests ]"
+    )
 
 
 def image(data_set: str, instance_id: str, arch: str = "x86_64") -> str:
@@ -105,22 +119,28 @@ def image(data_set: str, instance_id: str, arch: str = "x86_64") -> str:
 def agreement(wanted: Mapping[str, str], found: Mapping[str, str]) -> float:
     """The share of tests with the status that they must have.
 
-    A name without its parameters' end stands for what begins so: SWE-bench's lists cut some at a blank.
+    A name without its parameters' end stands for what begins so: SWE-bench's lists cut some at a blank. A name without
+    `::` is also looked for as R2E-Gym writes names: without the file, its parts joined by dots.
     """
-    met = sum(_found(name, found) == status for name, status in wanted.items())
+    cut: dict[str, set[str]] = {}
+    dotted: dict[str, set[str]] = {}
+    for full, status in found.items():
+        cut.setdefault(full.partition(" ")[0], set()).add(status)
+        dotted.setdefault(_dotted(".".join(full.split("::")[1:])), set()).add(status)
+    met = 0
+    for name, status in wanted.items():
+        if name in found:
+            met += found[name] == status
+        elif "::" not in name:
+            met += dotted.get(_dotted(name)) == {status}
+        elif "[" in name and not name.endswith("]"):
+            met += cut.get(name) == {status}
     return met / len(wanted) if wanted else 0.0
 
 
-def _found(name: str, found: Mapping[str, str]) -> str | None:
-    if name in found:
-        return found[name]
-    if "[" in name and not name.endswith("]"):
-        cut = {status for full, status in found.items() if full.startswith(f"{name} ")}
-        return cut.pop() if len(cut) == 1 else None
-    by_name = {
-        status for full, status in found.items() if full.rpartition("::")[2] == name or full.endswith(f".{name}")
-    }
-    return by_name.pop() if "::" not in name and len(by_name) == 1 else None
+def _dotted(name: str) -> str:
+    """A test as R2E-Gym's parser names it: without its file, and up to what it takes for a reason."""
+    return name.partition(" - ")[0]
 
 
 def _status(text: Any) -> str:

@@ -49,7 +49,8 @@ def opened(folder: Path, columns: str, *rows: dict[str, Any], **options: Any) ->
         ),
         ("swe-gym", {**ROW, "repo": "getmoto/moto"}, "xingyaoww/sweb.eval.x86_64.pallets_s_flask-1",
          "pytest -n0 -rA tests/test_a.py"),
-        ("r2e-gym", R2E, "namanjain12/numpy_final:abc", "bash /root/run_tests.sh"),
+        ("r2e-gym", R2E, "namanjain12/numpy_final:abc",
+         "rm -rf /testbed/r2e_tests; ln -s /root/r2e_tests /testbed/r2e_tests; bash /root/run_tests.sh"),
     ],
 )  # fmt: skip
 def test_a_rows_image_and_command(tmp_path: Path, columns: str, row: dict[str, Any], image: str, command: str) -> None:
@@ -100,11 +101,55 @@ def test_another_data_set_is_refused() -> None:
         ({"a::b[x": "passed"}, {"a::b[x y]": "passed"}, 1.0),
         ({"a::b[x": "passed"}, {"a::b[x y]": "passed", "a::b[x z]": "failed"}, 0.0),
         ({"T.test": "passed"}, {"f.py::T::test": "passed", "T.test": "failed"}, 0.0),
+        ({"T.test_b": "passed", "test_c": "failed"}, {"r/t.py::T::test_b": "passed", "t.py::test_c": "failed"}, 1.0),
+        ({"test_c": "passed"}, {"a.py::test_c": "passed", "b.py::test_c": "failed"}, 0.0),
+        ({"test_c": "passed"}, {"a.py::TestA::test_c": "passed", "x.test_c": "passed"}, 0.0),
+        ({"test_p[a": "passed"}, {"t.py::test_p[a - b]": "passed"}, 1.0),
+        ({"T.p[a - b]": "passed"}, {"t.py::T::p[a - b]": "passed"}, 1.0),
         ({"a::b": "passed"}, {}, 0.0), ({}, {"a": "passed"}, 0.0),
     ],
 )  # fmt: skip
 def test_the_share_of_tests_as_they_must_be(wanted: dict[str, str], found: dict[str, str], share: float) -> None:
     assert published.agreement(wanted, found) == share
+
+
+def test_r2e_gyms_tests_are_moved_out_of_the_repository(tmp_path: Path) -> None:
+    root, tests, kept = tmp_path / "testbed", tmp_path / "r2e_tests", tmp_path / "kept"
+    for folder in (root, tests, kept):
+        folder.mkdir()
+    (tests / "test_a.py").write_text("x")
+    script = published.r2e_moved(str(root), str(tests), str(kept))
+    assert subprocess.run(script, shell=True, check=False).returncode != 0, "there is no run_tests.sh"
+    (root / "run_tests.sh").write_text("pytest")
+    for _ in range(2):
+        subprocess.run(script, shell=True, check=True)
+        assert [one.relative_to(kept).as_posix() for one in sorted(kept.rglob("*"))] == [
+            "r2e_tests", "r2e_tests/test_a.py", "run_tests.sh",
+        ]  # fmt: skip
+    assert list(root.iterdir()) == [] and not tests.exists()
+    assert {".venv", "run_tests.sh"} <= set(opened(tmp_path, "r2e-gym", R2E).environment({**R2E}).protected)
+
+
+def test_nothing_of_later_commits_is_left(tmp_path: Path) -> None:
+    root = tmp_path / "repo"
+    root.mkdir()
+    git = "git -c user.name=a -c user.email=a@b"
+
+    def run(script: str) -> str:
+        return subprocess.run(script, shell=True, check=True, cwd=root, capture_output=True, text=True).stdout
+
+    run("git init -q && echo '*.log' > .gitignore && echo 1 > 'a [b].py' && echo x > kept.log && git add -f .")
+    run(f"{git} commit -qm x")
+    run(f"git tag v1.0 && echo 2 > 'a [b].py' && echo n > new.py && git add . && {git} commit -qm fix && git tag v2.0")
+    fix = run("git rev-parse HEAD").strip()
+    run("git checkout -q v1.0 && echo built > not_tracked && echo y > kept.log")
+    task = opened(tmp_path, "swe-bench", ROW, root=str(root))
+    (row,) = task.rows()
+    asyncio.run(task.prepare(DirectorySandbox(tmp_path), row))
+    assert run("git status --porcelain").split() == ["??", "not_tracked"]
+    assert run("git ls-files").splitlines() == [".gitignore", "a [b].py", "kept.log"]
+    assert run("git tag").split() == ["v1.0"] and run("git describe --tags").startswith("v1.0-1-g")
+    assert subprocess.run(["git", "cat-file", "-e", fix], cwd=root, capture_output=True, check=False).returncode != 0
 
 
 @pytest.mark.parametrize(("solved", "value"), [(True, 1.0), (False, 0.0)])
