@@ -51,7 +51,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def children_of(pid: int) -> list[int]:
     """Process ids of the direct children; empty when the process is gone."""
     try:
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        threads = list(Path(f"/proc/{pid}/task").iterdir())  # a child stands with the thread that forked it
+        return [int(word) for thread in threads for word in (thread / "children").read_text().split()]
     except OSError:
         pass
     found = []

@@ -92,8 +92,9 @@ class ChatTokenizer:
         )
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`; nothing is added in front or behind."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        """Token ids of `text`; nothing is added in front or behind. Other threads go on meanwhile."""
+        # A batch of one: alone of the two it lets go of the interpreter's lock, which large texts hold for seconds.
+        ids: list[int] = self._tokenizer.encode_batch([text], add_special_tokens=False)[0].ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:

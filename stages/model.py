@@ -90,15 +90,15 @@ class StreamModel:
         self._malformed = 0
         self.llm_s = 0.0
         self.tool_s = 0.0
-        self._failing: str | None = None
-        self._seeking_at: float | None = None
+        self._failing: dict[TokenStream, str] = {}  # of calls under way, or cancelled
+        self._seeking_at: dict[TokenStream, float] = {}
 
     @property
     def unanswered(self) -> str | None:
         """What the fleet fails to answer the present call with, or None: time that passes so is not the policy's."""
-        if self._failing is None and self._seeking_at is not None and time.monotonic() - self._seeking_at > SEEKING_S:
+        if not self._failing and any(time.monotonic() - since > SEEKING_S for since in self._seeking_at.values()):
             return f"no replica was given within {SEEKING_S:g} s"
-        return self._failing
+        return next(iter(self._failing.values()), None)
 
     async def generate(self, *, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Message:
         """Sample the next assistant message; see Model."""
@@ -112,9 +112,9 @@ class StreamModel:
         try:
             await self._sample(stream)
         except Exception:
-            self._failing = self._seeking_at = None  # it has ended; what was cancelled has not
+            self._answered(stream)  # it has ended; what was cancelled has not
             raise
-        self._failing = None
+        self._answered(stream)
         reply = self._read(*stream.last_turn)
         self._took(messages, reply, tools)
         self._answered_at = time.perf_counter()
@@ -171,11 +171,16 @@ class StreamModel:
         try:
             await self._sample(stream, max_tokens, cut)
         except Exception:
-            self._failing = self._seeking_at = None
+            self._answered(stream)
             raise
-        self._failing = None
+        self._answered(stream)
         self._answered_at = time.perf_counter()
         return stream.last_turn
+
+    def _answered(self, stream: TokenStream) -> None:
+        """The fleet is away for this chain no more."""
+        self._failing.pop(stream, None)
+        self._seeking_at.pop(stream, None)
 
     def record(self, messages: Sequence[Message], reply: Message) -> None:
         """Write down what a turn was asked with and said, for people; chains are kept by `branch` and `sample`."""
@@ -240,11 +245,11 @@ class StreamModel:
         """
         give_up_at: float | None = None
         wait_s, failed = RETRY_S[0], None
-        self._failing = None
+        self._answered(stream)
         while (params := self._params(stream, max_tokens)).max_tokens > 0:
-            self._seeking_at = time.monotonic()
+            self._seeking_at[stream] = time.monotonic()
             session, failed = await self._open_session(failed), None
-            self._seeking_at = None
+            self._seeking_at.pop(stream, None)
             error = f"replica {session.replica_id} aborted the generation"
             asked_away_s, answered = 0.0, False
             try:
@@ -261,7 +266,10 @@ class StreamModel:
                 if completion.finish_reason != ABORT:
                     return
             now = time.monotonic()
-            give_up_at, self._failing = give_up_at or now + self._patience_s, None if answered else error
+            give_up_at = give_up_at or now + self._patience_s
+            self._answered(stream)
+            if not answered:
+                self._failing[stream] = error
             pause_s = max(wait_s, asked_away_s)
             if now + pause_s > give_up_at:
                 raise LLMError(f"no replica answered for {self._patience_s:g} s: {error}")

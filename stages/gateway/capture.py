@@ -9,8 +9,10 @@ new chain's prompt are nobody's sample: mask 0.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import msgspec
@@ -25,6 +27,10 @@ from stages.trajectory import Message, ToolCall, VersionSpan
 
 _KEPT_ANSWERS: Final = 4096
 """Answers that a request may name as the one that it goes on from."""
+_LONG_CHARS: Final = 32 * 1024
+"""Texts above it are encoded beside the event loop; one of that size takes up to 30 ms."""
+_ENCODERS: Final = ThreadPoolExecutor(2, "encode")
+"""Of their own, so that texts of hostile agents, which take seconds, keep no other thread of the worker."""
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -67,6 +73,7 @@ class Capture:
         self._conversations: list[Conversation] = []
         self._answers: dict[str, tuple[Message, ...]] = {}
         self._number = self._calls = 0
+        self._finding = asyncio.Lock()
 
     async def answer(self, ask: Ask) -> Answer:
         """Sample the reply.
@@ -78,8 +85,11 @@ class Capture:
         """
         ask = self._with_previous(ask)
         if ask.count:
-            return self._answer(ask, Message("assistant"), "stop", len(self._rendered(ask)), 0, 0)
-        conversation, known = self._find_text(ask) if ask.prompt is not None else self._find(ask)
+            async with self._finding:
+                tokens = len(await self._rendered(ask))
+            return self._answer(ask, Message("assistant"), "stop", tokens, 0, 0)
+        async with self._finding:  # one at a time: what is found is still so when its text has been encoded
+            conversation, known = await (self._find_text(ask) if ask.prompt is not None else self._find(ask))
         stream, begin = conversation.stream, len(conversation.stream.ids)
         cut = Cut(self._chat.decode, ask.stop) if ask.stop else None
         try:
@@ -135,7 +145,7 @@ class Capture:
 
     # -- chats --------------------------------------------------------------------------------------------------------
 
-    def _find(self, ask: Ask) -> tuple[Conversation, int]:
+    async def _find(self, ask: Ask) -> tuple[Conversation, int]:
         """The conversation that this request's turn belongs to, its stream ready; and how many messages it had."""
         if not ask.messages:
             raise invalid("there is no message to answer", "messages")
@@ -150,8 +160,8 @@ class Capture:
         if best is not None and mark is not None:
             bridge = self._bridge(ask, best, mark)
             if bridge is not None:
-                return self._grow(best, mark, bridge, ask), mark.messages
-        return self._begin(self._rendered(ask), ask.tools), 0
+                return await self._grow(best, mark, bridge, ask), mark.messages
+        return self._begin(await self._rendered(ask), ask.tools), 0
 
     def _bridge(self, ask: Ask, before: Conversation, mark: Mark) -> str | None:
         """What follows the turn; None where the template shows the turn otherwise once something follows it."""
@@ -162,9 +172,9 @@ class Capture:
         except ChatError as error:
             raise invalid(str(error), "messages") from error
 
-    def _grow(self, before: Conversation, mark: Mark, bridge: str, ask: Ask) -> Conversation:
+    async def _grow(self, before: Conversation, mark: Mark, bridge: str, ask: Ask) -> Conversation:
         """Go on at a chain's end, or begin another with what it had at an earlier turn."""
-        ids = self._chat.encode(bridge)
+        ids = await self._encoded(bridge)
         if mark is before.marks[-1] and not before.busy and len(before.stream.ids) == mark.ids:
             before.busy = True
             before.stream.observe(ids)
@@ -173,24 +183,32 @@ class Capture:
         grown.messages = before.messages[: mark.messages]
         return grown
 
-    def _rendered(self, ask: Ask) -> list[int]:
+    async def _rendered(self, ask: Ask) -> list[int]:
         if isinstance(ask.prompt, str):
-            return self._chat.encode(ask.prompt)
+            return await self._encoded(ask.prompt)
         if ask.prompt is not None:
             return list(ask.prompt)
         try:
-            return self._chat.encode(self._chat.render(ask.messages, ask.tools or None, add_generation_prompt=True))
+            text = self._chat.render(ask.messages, ask.tools or None, add_generation_prompt=True)
         except ChatError as error:
             raise invalid(str(error), "messages") from error
+        return await self._encoded(text)
+
+    async def _encoded(self, text: str) -> list[int]:
+        if len(text) <= _LONG_CHARS:
+            return self._chat.encode(text)
+        return await asyncio.get_running_loop().run_in_executor(_ENCODERS, self._chat.encode, text)
 
     def _begin(self, prompt: Sequence[int], tools: Sequence[Mapping[str, Any]]) -> Conversation:
+        if not prompt:
+            raise invalid("the prompt has no token", "prompt")
         conversation = Conversation(self._model.branch(prompt), tools)
         self._conversations.append(conversation)
         return conversation
 
     # -- completions --------------------------------------------------------------------------------------------------
 
-    def _find_text(self, ask: Ask) -> tuple[Conversation, int]:
+    async def _find_text(self, ask: Ask) -> tuple[Conversation, int]:
         """The chain whose whole text or ids this prompt begins with, else a new one."""
         best: Conversation | None = None
         for one in self._conversations:
@@ -199,18 +217,25 @@ class Capture:
             known = one.text if isinstance(ask.prompt, str) else tuple(one.stream.ids)
             if ask.prompt is not None and ask.prompt[: len(known)] == known:
                 best = one
+        if isinstance(ask.prompt, tuple):
+            self._check(ask.prompt[0 if best is None else len(best.stream.ids) :])
         if best is None:
-            best = self._begin(self._rendered(ask), ())
+            best = self._begin(await self._rendered(ask), ())
             best.text = _shown(ask.prompt) if isinstance(ask.prompt, str) else self._chat.decode(best.stream.ids)
         elif isinstance(ask.prompt, str):
             rest = ask.prompt[len(best.text or "") :]
-            best.stream.observe(self._chat.encode(rest))
+            best.stream.observe(await self._encoded(rest))
             best.text = ask.prompt
         elif ask.prompt is not None:
             best.stream.observe(ask.prompt[len(best.stream.ids) :])
             best.text = self._chat.decode(best.stream.ids)
         best.busy = True
         return best, 0
+
+    def _check(self, ids: Sequence[int]) -> None:
+        """An engine would refuse the whole prompt, which is no fault of the fleet."""
+        if ids and not 0 <= min(ids) <= max(ids) < self._chat.vocab_size:
+            raise invalid(f"a token id is out of the vocabulary of {self._chat.vocab_size}", "prompt")
 
     # -- replies ------------------------------------------------------------------------------------------------------
 

@@ -30,6 +30,11 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
     return RefusedError(400, "invalid_request", message, param=param, code=code)
 
 
+def unknown_key() -> RefusedError:
+    """The request shows no capability of a session that goes on."""
+    return RefusedError(401, "authentication", "this key opens nothing, or its session is over")
+
+
 def too_long(message: str, tokens: int, length: int) -> RefusedError:
     """The prompt does not fit; worded so that clients of either make take it for what it is.
 

@@ -177,7 +177,7 @@ class Completions(OpenAIErrors):
         prompt = given.prompt
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
             prompt = prompt[0]
-        if isinstance(prompt, list) and all(isinstance(one, int) and 0 <= one < 2**31 for one in prompt):
+        if isinstance(prompt, list) and all(type(one) is int for one in prompt):
             prompt = tuple(prompt)
         if not isinstance(prompt, str | tuple) or not prompt:
             raise invalid("prompt must be one text or one list of token ids, and not empty", "prompt")

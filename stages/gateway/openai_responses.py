@@ -13,7 +13,7 @@ from stages.gateway.openai_chat import OpenAIErrors
 from stages.trajectory import Message, ToolCall
 
 _TEXTS: Final = ("input_text", "output_text", "text")
-_IGNORED: Final = ("reasoning", "item_reference")
+_IGNORED: Final = ("reasoning",)
 
 
 class _Tool(msgspec.Struct):
@@ -44,7 +44,8 @@ class Responses(OpenAIErrors):
     def read(self, body: bytes) -> Ask:
         """See Dialect."""
         given = decoded(body, _Responses)
-        form = ((given.text or {}).get("format") or {}).get("type")
+        form = (given.text or {}).get("format")
+        form = form.get("type") if isinstance(form, dict) else form
         refuse_fields(
             {"background": given.background, "conversation": given.conversation, "prompt": given.prompt,
              "text.format": form not in (None, "text")}

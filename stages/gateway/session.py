@@ -8,11 +8,11 @@ import secrets
 from collections import deque
 from typing import Final
 
-from stages.errors import ContextLengthError, RolloutError
+from stages.errors import ContextLengthError, PolicyTimeoutError, RolloutError
 from stages.gateway.anthropic_messages import Messages
 from stages.gateway.asks import Answer, Ask, Dialect
 from stages.gateway.capture import Capture
-from stages.gateway.errors import RefusedError, too_long
+from stages.gateway.errors import RefusedError, invalid, too_long
 from stages.gateway.openai_chat import ChatCompletions, Completions
 from stages.gateway.openai_responses import Responses
 from stages.model import StreamModel
@@ -27,6 +27,8 @@ ROUTES: Final[dict[str, Dialect]] = {
 """All that a capability can do."""
 _REMEMBERED: Final = 64
 """Requests whose answers are kept for a client that did not get them."""
+_COUNTS_PER_TURN: Final = 16
+"""Counts of tokens that a session answers for each turn that it has: they cost what a prompt's encoding does."""
 
 
 class Exchange:
@@ -36,6 +38,16 @@ class Exchange:
         self.key, self.ask, self.task = key, ask, task
         self.delivered = False
         self.waiting = 0
+
+    def result(self) -> Answer:
+        """The answer, once the task has ended.
+
+        Raises:
+            RefusedError: there is none, also where the session ended first.
+        """
+        if self.task.cancelled():
+            raise RefusedError(403, "permission", "the session has ended")
+        return self.task.result()
 
 
 class CaptureSession:
@@ -59,7 +71,7 @@ class CaptureSession:
         self._exchanges: deque[Exchange] = deque(maxlen=_REMEMBERED)
         self._tasks: set[asyncio.Task[Answer]] = set()
         self._open = True
-        self._turns = 0
+        self._turns = self._counts = 0
 
     @property
     def turns(self) -> int:
@@ -82,7 +94,7 @@ class CaptureSession:
             again: the client marks it as another try.
 
         Raises:
-            RefusedError: it is wrong, or the turns are spent, or the session has ended.
+            RefusedError: it is wrong, or the turns are spent or the counts are, or the session has ended.
         """
         key = (path, len(body), hash(body))
         for exchange in reversed(self._exchanges):
@@ -92,7 +104,11 @@ class CaptureSession:
         ask = ROUTES[path].read(body)
         if not self._open or self.failure is not None:
             raise RefusedError(403, "permission", f"the session has ended: {self.failure or 'it is over'}")
-        if not ask.count:
+        if ask.count:
+            if self._counts >= _COUNTS_PER_TURN * self._max_turns:
+                raise RefusedError(403, "permission", f"all {self._counts} counts of tokens are spent")
+            self._counts += 1
+        else:
             if self._turns >= self._max_turns:
                 self.spent = True
                 self.ended.set()
@@ -100,16 +116,17 @@ class CaptureSession:
             self._turns += 1
         task = asyncio.get_running_loop().create_task(self._answer(ask), name="exchange")
         self._tasks.add(task)
-        task.add_done_callback(self._forget)
         exchange = Exchange(key, ask, task)
-        self._exchanges.append(exchange)
+        task.add_done_callback(lambda _: self._forget(exchange))
+        if not ask.count:  # a count is cheaper made again than kept
+            self._exchanges.append(exchange)
         return exchange
 
     async def _answer(self, ask: Ask) -> Answer:
         try:
             answer = await self._capture.answer(ask)
         except ContextLengthError as error:
-            self._turns -= 1
+            self._turns -= not ask.count
             self.full = error
             raise too_long(str(error), *self._lengths(error)) from error
         except RolloutError as error:
@@ -119,21 +136,33 @@ class CaptureSession:
         except RefusedError:
             self._turns -= not ask.count
             raise
+        except RecursionError as error:  # the client's doing: were it ours, an agent could take back what went badly
+            self._turns -= not ask.count
+            raise invalid("the request is nested too deeply", "tools") from error
         except Exception as error:  # a fault of ours: the client gets an answer, the rollout runs again
             self.failure = RolloutError(f"the gateway broke: {type(error).__name__}: {error}")
             self.ended.set()
             raise RefusedError(500, "server", "the gateway broke") from error
-        self.full = None
+        if not ask.count:
+            self.full = None
         return answer
 
     def _lengths(self, error: ContextLengthError) -> tuple[int, int]:
         """Tokens and context length, where the error knows them."""
         return int(error.detail.get("tokens", 0)), int(error.detail.get("length", 0))
 
-    def _forget(self, task: asyncio.Task[Answer]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # whoever waited has been told; nobody may have waited
+    def _forget(self, exchange: Exchange) -> None:
+        self._tasks.discard(exchange.task)
+        if _failed(exchange.task) and exchange in self._exchanges:  # looked at, as nobody may have waited for it
+            self._exchanges.remove(exchange)
+
+    def end(self) -> RolloutError | None:
+        """What its end means for a rollout whose agent tells nothing itself; None where nothing went wrong."""
+        if self.failure is not None:
+            return self.failure
+        if self.spent:
+            return PolicyTimeoutError(f"more than {self._max_turns} turns were asked for (agent.max_turns)")
+        return self.full
 
     async def close(self) -> None:
         """End it: nothing is answered any more, and what is under way is cancelled. Idempotent."""

@@ -19,7 +19,7 @@ class AttemptSession:
 
     A session is asked for again after a failure, when the router has moved it, when it is meant for one turn only, and
     now and then so that the router knows it is in use. A generation on a replica that the router knows to be down is
-    not waited for.
+    not waited for. Several chains of an attempt may generate at once.
     """
 
     def __init__(self, link: RouterLink, sampler: Sampler, rollout_id: str, attempt: int) -> None:
@@ -29,7 +29,7 @@ class AttemptSession:
         self._adapter: str | None = None
         self._asked_at = 0.0
         self._down = False
-        self._generating: asyncio.Timeout | None = None
+        self._generating: set[asyncio.Timeout] = set()
 
     def moved(self) -> None:
         """The router has another replica for the next turn."""
@@ -38,8 +38,8 @@ class AttemptSession:
     def lost(self) -> None:
         """The replica is down."""
         self._session, self._down = None, True
-        if self._generating is not None:
-            self._generating.reschedule(0.0)
+        for timeout in [one for one in self._generating if not one.expired()]:
+            timeout.reschedule(0.0)
 
     async def open(self, failed: str | None) -> SessionOut:
         """The replica for the next generation; `failed` names one that has just not answered."""
@@ -72,12 +72,14 @@ class AttemptSession:
         down = f"replica {url}: the router says that it is down"
         if self._down:
             raise EngineUnavailableError(down)
+        given_up = asyncio.timeout(None)
         try:
-            async with asyncio.timeout(None) as self._generating:
+            async with given_up:
+                self._generating.add(given_up)
                 return await self._sampler.generate(url, token_ids, sampling, name=name, timeout_s=timeout_s, **more)
         except TimeoutError as error:
-            if not self._down:
+            if not given_up.expired():
                 raise
             raise EngineUnavailableError(down) from error
         finally:
-            self._generating = None
+            self._generating.discard(given_up)

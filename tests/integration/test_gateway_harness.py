@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import json
+import os
 import shlex
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +24,7 @@ from sandbox.bubblewrap import BubblewrapBackend
 from sandbox.layers import unpack
 from sandbox.none import NoneBackend
 from sandbox.protocols import Sandbox, SandboxBackend, SandboxSpec
+from sandbox.spawner import children_of
 from stages.chat import ChatTokenizer
 from stages.errors import AgentError, ContextLengthError, LLMError, PolicyTimeoutError, RolloutError
 from stages.layout import StoreLayout
@@ -29,10 +35,12 @@ from stages.store import LayerStore
 from stages.trajectory import Trajectory
 from tests.support import swe_instance
 from tests.support.gateways import POLICY, SayingEngine, Says, call, model_over
+from workflows.agents import harness_install
 from workflows.agents.harness import HarnessAgent
 from workflows.errors import HarnessError
 from workflows.tasks.arith import ArithTask
 from workflows.tasks.swe.task import SweTask
+from workflows.wheels.cache import WheelCache
 
 CLIENT = """
 import http.client, json, os, subprocess, urllib.parse
@@ -188,6 +196,64 @@ async def test_a_harness_is_laid_out_once_for_an_image(tmp_path: Path) -> None:
             backend.create(SandboxSpec(layers=tuple(map(str, ground.layers)))) as sandbox,
         ):
             assert (await sandbox.shell.run("/opt/tool/run")).output == "here\n"
+
+
+class Broken(Equipped):
+    """A harness that cannot be laid out; counts the tries."""
+
+    tries = 0
+
+    async def equip(self, sandbox: Sandbox) -> None:
+        type(self).tries += 1
+        raise RolloutError(f"no wheels, try {self.tries}")
+
+
+async def test_a_harness_that_cannot_be_laid_out_is_tried_once_for_all_who_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LayerStore(StoreLayout(tmp_path / "store"), tmp_path / "unpacked")
+    store.prepare(tmp_path)
+    async with BubblewrapBackend(tmp_path) as backend:
+        equipment = Equipment(Broken(ArithTask(limit=1), "command", "true"), backend, store)
+        results = await asyncio.gather(*(equipment.layers("host") for _ in range(9)), return_exceptions=True)
+        assert Broken.tries == 1 and {str(one) for one in results} == {"no wheels, try 1"}
+        later = asyncio.create_task(equipment.layers("host"))
+        assert await asyncio.wait({later}, timeout=0.2) == (set(), {later})  # it is left time to mend
+        later.cancel()
+        monkeypatch.setattr("stages.pools.equipment.AGAIN_S", 0.0)
+        with pytest.raises(RolloutError, match="try 2"):
+            await equipment.layers("host")
+    async with NoneBackend(tmp_path) as backend:
+        with pytest.raises(RolloutError, match="sandbox=none has no layers") as caught:
+            await Equipment(Broken(ArithTask(limit=1), "command", "true"), backend, store).layers("host")
+        assert caught.value.detail["final"] and Broken.tries == 2
+
+
+async def test_a_python_that_only_took_too_long_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness_install, "_SHELL_S", 0.3)
+    parts = harness_install.Parts(("x",), {}, (), "/tmp/slow")
+    async with sandbox_of(BubblewrapBackend(tmp_path)) as sandbox:
+        await sandbox.files.write("/tmp/slow", "#!/bin/sh\nsleep 9\n", mode=0o755)
+        with pytest.raises(RolloutError, match="said nothing within") as caught:
+            await harness_install.install(sandbox, parts, WheelCache(tmp_path / "wheels", {}))
+        assert not caught.value.detail.get("final")
+
+
+def test_children_of_every_thread_are_found() -> None:
+    program = (
+        "import subprocess, threading, time\n"
+        "def work():\n"
+        "    child = subprocess.Popen(['sleep', '60']); print(child.pid, flush=True); time.sleep(60)\n"
+        "threading.Thread(target=work).start()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        try:
+            assert children_of(process.pid) == [child]
+        finally:
+            os.kill(child, signal.SIGKILL)
+            process.kill()
 
 
 def test_harnesses_are_refused_by_name() -> None:

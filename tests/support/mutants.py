@@ -78,6 +78,11 @@ MUTANTS = (
         GATEWAY, "reply_that_was_changed",
     ),
     Mutant(
+        "gateway_a_bad_rollout_can_be_taken_back", "stages/gateway/session.py",
+        "        except RecursionError as error:", "        except ZeroDivisionError as error:",
+        GATEWAY, "too_deep_or_out_of_vocabulary",
+    ),
+    Mutant(
         "b01_a_fault_ends_the_worker", WORKER,
         "        except Exception as error:  # a rollout's fault is data",
         "        except ZeroDivisionError as error:  # a rollout's fault is data",
@@ -185,7 +190,7 @@ MUTANTS = (
     ),
     Mutant(
         "b07_a_hung_replica_is_waited_for", "stages/pools/sessions.py",
-        "            self._generating.reschedule(0.0)\n", "            pass\n", FLEET, "b07",
+        "            timeout.reschedule(0.0)\n", "            pass\n", FLEET, "b07",
     ),
     Mutant(
         "b09_the_first_replica_gets_all", ASSIGNED,

@@ -92,10 +92,12 @@ async def _ask(sandbox: Sandbox, python: str) -> PythonTarget:
     await sandbox.files.write(f"{_STAGE}/probe.py", PROBE)
     asked = f"{shlex.quote(python)} -I -S {_STAGE}/probe.py > {_STAGE}/probe.json"
     result = await sandbox.shell.run(asked, timeout_s=_SHELL_S)
+    if result.timed_out:
+        raise RolloutError(f"the harness cannot be installed: {python} said nothing within {_SHELL_S:g} s")
     if result.exit_code != 0:
         raise UnresolvableError(
             f"the image's {python} gave exit code {result.exit_code}: {result.output.strip()[-200:]} (a harness is "
-            "installed for a Python of the image; sandbox=none has no image, agent.harness=command needs none)"
+            "installed for a Python of the image; agent.harness=command needs none)"
         )
     return parse(await sandbox.files.read(f"{_STAGE}/probe.json"))
 

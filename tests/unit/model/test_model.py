@@ -14,8 +14,10 @@ from stages.engine_client import Completion, EngineUnavailableError
 from stages.errors import ContextLengthError, LLMError
 from stages.model import StreamModel
 from stages.pools.run import RunHand
+from stages.pools.sessions import AttemptSession
 from stages.trajectory import Message, Sampling, VersionSpan
 from stages.wire import SessionOut
+from tests.support.waiting import eventually
 from workflows.tools.bash import SCHEMA
 
 POLICY = Path(__file__).parents[3] / "workflows" / "policies" / "tiny"
@@ -216,3 +218,39 @@ async def test_a_budget_that_ends_while_the_fleet_is_away_is_not_the_policys_fau
             await running
     else:
         assert (await running)[0] == "policy_timeout"
+
+
+async def test_chains_that_sample_at_once_fail_and_are_given_up_each_for_itself(chat: ChatTokenizer) -> None:
+    class Link:
+        async def call(self, *_: object, answer: type[SessionOut]) -> SessionOut:
+            return answer("1", "r1", "http://r1", 3, ask_again_s=60.0)
+
+    class Hung:
+        asked = 0
+
+        async def context_length(self, url: str) -> int:
+            return 2048
+
+        async def generate(self, url: str, token_ids: Sequence[int], *_: object, **__: object) -> Completion:
+            self.asked += 1
+            if self.asked == 1:
+                raise EngineUnavailableError("r1: broken")
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    engine = Hung()
+    session = AttemptSession(Link(), engine, "g1-0", 1)  # type: ignore[arg-type]
+    model = StreamModel(session, session.open, chat, Sampling(), name="t", patience_s=30.0)
+    away = asyncio.create_task(model.sample(model.branch([1, 2])))
+    await eventually(lambda: model.unanswered, "a failure")
+    others = [asyncio.create_task(session.generate("http://r1", [1], Sampling(), name="t", timeout_s=9)) for _ in "ab"]
+    other = asyncio.create_task(model.sample(model.branch([3, 4])))
+    await eventually(lambda: engine.asked >= 4, "generations at once")
+    assert model.unanswered == "r1: broken"  # the first chain's, although another samples
+    session.lost()
+    for given_up in others:
+        with pytest.raises(EngineUnavailableError, match="the router says that it is down"):
+            await asyncio.wait_for(given_up, 5)
+    for task in (away, other):
+        task.cancel()
+    await asyncio.wait({away, other})

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from stages.errors import LLMError
-from stages.gateway.server import outside
+from stages.errors import LLMError, PolicyTimeoutError
+from stages.gateway.outside import outside
 from tests.support.gateways import Gateway, call, exact, gateway
 from tests.support.waiting import eventually
 
@@ -157,7 +157,7 @@ async def test_nothing_is_answered_once_the_session_is_closed() -> None:
         waiting = asyncio.create_task(ask(held, [HELLO]))
         await eventually(lambda: held.engine.prompts, "a generation")
         await held.session.close()
-        with pytest.raises((httpx.HTTPError, AssertionError)):
+        with pytest.raises(AssertionError, match="the session has ended"):
             await waiting
         assert (await ask(held, [HELLO], status=401))["code"] == "invalid_api_key"
         assert held.chains == []
@@ -166,14 +166,78 @@ async def test_nothing_is_answered_once_the_session_is_closed() -> None:
 async def test_an_agent_outside_needs_the_path_alone() -> None:
     async with gateway(["one"]) as held:
         body = {"messages": [HELLO]}
-        async with outside(held.model, max_turns=1) as found, httpx.AsyncClient() as client:
-            answer = await client.post(f"{found.url}/v1/chat/completions", json=body)
-            assert answer.json()["choices"][0]["message"]["content"] == "one"
-            assert (await client.post(f"{found.url}/v1/chat/completions", json=body)).status_code == 403
-            assert found.session.spent and found.session.turns == 1
+        with pytest.raises(PolicyTimeoutError, match="more than 1 turns"):
+            async with outside(held.model, max_turns=1) as found, httpx.AsyncClient() as client:
+                answer = await client.post(f"{found.url}/v1/chat/completions", json=body)
+                assert answer.json()["choices"][0]["message"]["content"] == "one"
+                assert found.session.end() is None
+                assert (await client.post(f"{found.url}/v1/chat/completions", json=body)).status_code == 403
+                assert found.session.spent and found.session.turns == 1
         with pytest.raises(httpx.ConnectError):
             httpx.post(f"{found.url}/v1/chat/completions", json=body)
         exact(held)
+
+
+async def test_an_engine_that_fails_an_agent_outside_is_no_reward() -> None:
+    async with gateway([LLMError("gone"), LLMError("gone again")]) as held, httpx.AsyncClient() as client:
+        for swallows in (True, False):
+            with pytest.raises(LLMError, match="gone"):
+                async with outside(held.model, max_turns=4) as found:
+                    answer = await client.post(f"{found.url}/v1/chat/completions", json={"messages": [HELLO]})
+                    if not swallows:
+                        answer.raise_for_status()
+        with pytest.raises(ZeroDivisionError):  # what the session knows nothing of is the agent's
+            async with outside(held.model, max_turns=4):
+                1 / 0  # noqa: B018
+
+
+async def test_what_a_client_makes_too_deep_or_out_of_vocabulary_is_refused_and_costs_the_rollout_nothing() -> None:
+    async with gateway(lambda prompt: "one", max_turns=64) as held:
+        key = {"Authorization": f"Bearer {held.session.token}"}
+        async with httpx.AsyncClient(headers=key) as client:
+            refused = set()
+            for depth in range(900, 1000, 2):  # some of them msgspec still reads, and the template cannot write
+                parameters = '{"x": ' + "[" * depth + "]" * depth + "}"
+                tools = '[{"type": "function", "function": {"name": "f", "parameters": ' + parameters + "}}]"
+                body = f'{{"messages": [{{"role": "user", "content": "hello"}}], "tools": {tools}, "max_tokens": 1}}'
+                answer = await client.post(f"{held.url}/v1/chat/completions", content=body)
+                if answer.status_code != 200:
+                    refused.add(answer.json()["error"]["message"].partition(":")[0])
+        assert refused == {"the request is nested too deeply", "the body is not valid JSON"}
+        assert held.session.failure is None and held.session.turns == len(held.engine.prompts)
+        asked = held.session.turns
+        async with httpx.AsyncClient(headers=key) as client:
+            for prompt in ([1, held.chat.vocab_size], [2**31], [-1], [True]):
+                answer = await client.post(f"{held.url}/v1/completions", json={"prompt": prompt})
+                assert answer.status_code == 400 and "prompt" in answer.json()["error"]["param"], prompt
+        assert held.session.failure is None and held.session.turns == asked
+        exact(held)
+
+
+async def test_counts_leave_a_full_context_full_and_have_a_bound() -> None:
+    async with gateway([], context=8, max_turns=1) as held:
+        await ask(held, [HELLO], status=400)
+        assert held.session.full is not None
+        key = {"Authorization": f"Bearer {held.session.token}"}
+        async with httpx.AsyncClient(headers=key) as client:
+            body = {"messages": [HELLO]}
+            statuses = [
+                (await client.post(f"{held.url}/v1/messages/count_tokens", json=body)).status_code for _ in range(17)
+            ]
+        assert statuses == [200] * 16 + [403]
+        assert held.session.full is not None and held.session.turns == 0 and not held.session._exchanges
+
+
+async def test_a_long_text_leaves_the_event_loop_to_others() -> None:
+    async with gateway([]) as held:
+        text = "word and \n other (x) " * 20_000
+        asyncio.get_running_loop().slow_callback_duration = 0.05
+        asked = asyncio.create_task(ask(held, [{"role": "user", "content": text}], status=400))
+        turns = 0
+        while not asked.done():
+            await asyncio.sleep(0.005)
+            turns += 1
+        assert (await asked)["code"] == "context_length_exceeded" and turns > 20
 
 
 async def test_the_capability_is_a_path_as_well_as_a_key() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 
 import pytest
@@ -85,3 +86,71 @@ async def test_a_fault_of_the_gateway_itself_is_an_answer_and_runs_again(monkeyp
         got = await raw(held, head(held, f"Content-Length: {len(BODY)}"), BODY, until=b"}}")
         assert got.startswith(b"HTTP/1.1 500 ")
         assert held.session.failure is not None and held.session.failure.failure_class == "infrastructure"
+
+
+async def test_an_answer_that_closed_its_connection_was_delivered() -> None:
+    async with gateway(["one", "two"]) as held:
+        asked = head(held, f"Content-Length: {len(BODY)}", "Connection: close") + BODY
+        first = await raw(held, asked, until=b"nothing: it closes")
+        second = await raw(held, asked, until=b"nothing: it closes")
+        assert b'"content":"one"' in first and b'"content":"two"' in second and held.session.turns == 2
+
+
+async def test_an_offer_of_another_protocol_is_declined() -> None:
+    async with gateway(["one", "two"]) as held:
+        offer = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk")
+        asked = head(held, *offer, f"Content-Length: {len(BODY)}")
+        got = await raw(held, asked + BODY[:9], BODY[9:], until=b'"total_tokens"')
+        assert got.startswith(b"HTTP/1.1 200 OK") and b'"content":"one"' in got
+        got = await raw(held, asked.replace(b"Upgrade,", b"close, Upgrade,"), BODY, until=b"nothing: it closes")
+        assert got.startswith(b"HTTP/1.1 200 OK") and b'"content":"two"' in got
+        got = await raw(held, b"CONNECT x:1 HTTP/1.1\r\n\r\n", until=b"}}")
+        assert got.startswith(b"HTTP/1.1 405 ")
+
+
+@pytest.mark.parametrize("start", [b"POST /" + b"x" * 70_000, b"POST / HTTP/1.1\r\nX-Long: " + b"x" * 70_000])
+async def test_a_head_that_never_ends_is_refused(start: bytes) -> None:
+    async with gateway([]) as held:
+        got = await raw(held, start, until=b"}}")
+        assert got.startswith(b"HTTP/1.1 413 ") and b"head is larger" in got
+
+
+async def test_strangers_cost_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies: list[int] = []
+    on_body = wire._Connection.on_body
+
+    def counted(self: wire._Connection, body: bytes) -> None:
+        on_body(self, body)
+        bodies.append(sum(map(len, self._body)))
+
+    monkeypatch.setattr(wire._Connection, "on_body", counted)
+    async with gateway([]) as held:
+        asked = b"POST /v1/responses HTTP/1.1\r\nX-Api-Key: wrong\r\nContent-Length: 200000\r\n\r\n"
+        got = await raw(held, asked, b"x" * 200_000, until=b"}}")
+        assert got.startswith(b"HTTP/1.1 401 ") and bodies and max(bodies) == 0
+        got = await raw(held, asked.replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n"), until=b"}}")
+        assert got.startswith(b"HTTP/1.1 401 ")
+        monkeypatch.setattr(wire, "STRANGER_S", 0.01)
+        assert await raw(held, b"POST ", until=b"nothing: it closes") == b""
+        monkeypatch.setattr(wire, "MAX_CONNECTIONS", 0)
+        with contextlib.suppress(ConnectionResetError):
+            assert await raw(held, head(held, f"Content-Length: {len(BODY)}"), BODY, until=b"}}") == b""
+        assert held.engine.prompts == []
+
+
+async def test_a_request_that_breaks_the_gateway_gets_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with gateway(["one", "two"]) as held:
+        dialect = type(wire.ROUTES["/v1/chat/completions"])
+        asked = head(held, f"Content-Length: {len(BODY)}") + BODY
+        with monkeypatch.context() as broken:
+            broken.setattr(dialect, "write", lambda *_: 1 / 0)
+            got = await raw(held, asked, until=b"}}")
+        assert got.startswith(b"HTTP/1.1 500 ") and b"the gateway broke" in got
+        body = json.dumps({"input": "hello", "text": {"format": "json"}}).encode()
+        refused = head(held, f"Content-Length: {len(body)}").replace(b"/chat/completions", b"/responses") + body
+        got = await raw(held, refused, until=b"}}")
+        assert got.startswith(b"HTTP/1.1 400 ") and b"text.format" in got
+        body = json.dumps({"input": [{"type": "item_reference", "id": "msg_1"}]}).encode()
+        refused = head(held, f"Content-Length: {len(body)}").replace(b"/chat/completions", b"/responses") + body
+        assert b"item_reference" in await raw(held, refused, until=b"}}")
+        assert held.session.failure is None
