@@ -54,6 +54,11 @@ async def cancel_jobs(run_dir: Path, *, wait: bool = True) -> list[str]:
             for clusters, ids in record.by_clusters(ours).items():
                 await open_client(clusters).cancel(ids)
     except SlurmError as error:
+        # A router that runs was asked by file and needs no Slurm for that: from a node without its network it ends too.
+        if wait and layout.router_json.exists():
+            await _until_ended(layout)
+        if _ended(layout):
+            return []
         raise NotCancelledError(
             f"{run_dir}: Slurm did not take it: {error}; the run itself was asked by file, and what waits in the "
             "queue stays there: `rollmill cancel` again when `sinfo` answers"

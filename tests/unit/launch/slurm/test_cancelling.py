@@ -105,6 +105,17 @@ async def test_when_slurm_does_not_answer_that_is_said(made: JobSide) -> None:
     assert made.summary() == {}
 
 
+async def test_a_run_that_runs_ends_also_where_slurm_cannot_be_asked(
+    made: JobSide, looks: Callable[[Callable[[], Any]], None]
+) -> None:
+    """The request lies in a file: a node without Slurm's network is enough to leave it."""
+    made.slurm.error = SlurmUnavailable("squeue: no answer")
+    made.layout.router_json.write_text("{}")
+    looks(lambda: made.leave_summary("cancelled"))
+    assert await cancel_jobs(made.layout.root) == []
+    assert made.summary()["state"] == "cancelled"
+
+
 async def test_a_local_run_has_no_jobs(side: Sides) -> None:
     made = side("local")
     assert await cancel_jobs(made.layout.root) == [] and made.slurm.calls == {}
