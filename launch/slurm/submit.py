@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import secrets
 import sys
@@ -117,7 +118,7 @@ def place(config: Config, layout: RunLayout, run_id: str, reason: str) -> list[S
     if nodes > config.cluster.het_max_nodes or not config.cluster.het_max_pending_s:
         return _submit_all(config, layout, run_id, "linked", reason)
     try:
-        made = _submit_all(config, layout, run_id, "het", reason)
+        made = _submit_all(_yielding(config, nodes), layout, run_id, "het", reason)
     except SubmissionError as error:
         if not error.refused:
             raise
@@ -130,6 +131,22 @@ def place(config: Config, layout: RunLayout, run_id: str, reason: str) -> list[S
             f"rollmill: the heterogeneous job is in the queue, but no linked job waits behind it: {error}\n"
         )
         return made
+
+
+def _yielding(config: Config, nodes: int) -> Config:
+    """With a nice value that lets the job held back behind the heterogeneous one pass it when its time has come.
+
+    Slurm plans nodes for every part of the heterogeneous job, also while others cannot start, and starts nothing of
+    lower priority on them. By then that job has the higher one: it has waited longer, and asks for more.
+    """
+    try:
+        site = asyncio.run(open_client(config.cluster.clusters).site())
+    except SlurmError:
+        return config  # sbatch will say what is wrong
+    aged = min(site.age_most, math.ceil(site.age_points * config.cluster.het_max_pending_s))
+    larger = math.ceil(site.size_most * min(1.0, nodes / max(1, len(site.nodes))))
+    nice = (config.cluster.nice or 0) + aged + larger + 1
+    return replace(config, cluster=replace(config.cluster, nice=nice))
 
 
 def _submit_fallback(config: Config, layout: RunLayout, run_id: str) -> Submission:

@@ -108,3 +108,21 @@ def test_a_node_is_lost(cluster: Cluster, placement: str) -> None:
     cluster.start_node(node)
     run.await_state("completed", timeout_s=170)
     run.exactly_once()
+
+
+def test_the_node_of_a_linked_jobs_batch_shell_is_lost(cluster: Cluster) -> None:
+    """The job goes on by its other node without a leader (`--no-kill`): another is submitted, and ends it."""
+    apart = ["cluster.partition=cpu", "pools.run.partition=gpu", "pools.run.nodes=2"]
+    run = ClusterRun(cluster, "headless", "placement=linked", "checkpoint.turns=1", *apart, *SLOW, groups=90).submit()
+    run.await_rows(12)
+    first = next(one for one in run.submissions if one.job == "run")
+    node = next(member["node"] for member in runs.members(run.place) if member["id"].startswith("run-1-"))
+    cluster.kill_node(node)
+    cluster.await_node(node, "down*", timeout_s=60)
+    poll(lambda: [one for one in run.submissions if one.job == "run" and one.reason == "continue"], "a successor", 120)
+    assert cluster.states(first.job_id)[first.job_id] == "RUNNING", "it does its work meanwhile"
+    cluster.start_node(node)
+    run.await_slurm(first.job_id, "CANCELLED")
+    run.await_state("completed", timeout_s=170)
+    run.exactly_once()
+    run.gone()

@@ -125,6 +125,9 @@ class SiteInfo(msgspec.Struct, frozen=True, kw_only=True):
         bf_interval_s: seconds between two looks of the backfill scheduler, which alone starts heterogeneous jobs.
         accounting: whether finished jobs can be asked for (slurmdbd).
         kill_wait_s: what a job has between SIGTERM and SIGKILL.
+        age_points: what waiting adds to a job's priority, a second of it.
+        age_most: the most that waiting adds.
+        size_most: what asking for the whole cluster adds.
         signals_preempted: whether a job's own `--signal` comes when preemption's grace begins.
         preempt_type: such as "preempt/partition_prio"; "preempt/none" where nothing is preempted.
     """
@@ -139,6 +142,9 @@ class SiteInfo(msgspec.Struct, frozen=True, kw_only=True):
     accounting: bool = False
     kill_wait_s: int = 30
     signals_preempted: bool = False
+    age_points: float = 0.0
+    age_most: int = 0
+    size_most: int = 0
 
     def partition(self, name: str | None) -> Partition | None:
         """The partition of this name, or the default one for None; None where there is no such partition."""

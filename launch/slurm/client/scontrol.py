@@ -12,6 +12,8 @@ from launch.slurm.client.states import job_state
 
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9_/:]*)=")
 _CONFIG = re.compile(r"(\w+)\s+= (.*)")
+_AGE_S: Final = 7 * 86400.0
+"""Slurm's own PriorityMaxAge."""
 NODE_COLUMNS: Final = "%N|%R|%t|%c|%m|%C|%G|%f"
 
 
@@ -109,6 +111,8 @@ def site(config_out: str, partitions_out: str, nodes_out: str) -> SiteInfo:
     """A site from its three outputs."""
     config = parse_config(config_out)
     nodes = parse_nodes(nodes_out)
+    age_most = fields.number(config.get("PriorityWeightAge")) or 0
+    size_most = fields.number(config.get("PriorityWeightJobSize")) or 0
     scheduler = dict(part.partition("=")[::2] for part in config.get("SchedulerParameters", "").split(","))
     return SiteInfo(
         cluster=config.get("ClusterName", ""), version=version(config.get("SLURM_VERSION", "")),
@@ -117,6 +121,9 @@ def site(config_out: str, partitions_out: str, nodes_out: str) -> SiteInfo:
         preempt_mode=config.get("PreemptMode", "OFF"), bf_interval_s=fields.number(scheduler.get("bf_interval")) or 30,
         accounting="slurmdbd" in config.get("AccountingStorageType", ""),
         kill_wait_s=_seconds(config, "KillWait", 30),
+        age_most=age_most,
+        age_points=age_most / (fields.seconds(config.get("PriorityMaxAge")) or _AGE_S),
+        size_most=0 if config.get("PriorityFavorSmall", "").lower() == "yes" else size_most,
         signals_preempted="preempt_send_user_signal" in config.get("SlurmctldParameters", "").lower().split(","),
     )  # fmt: skip
 

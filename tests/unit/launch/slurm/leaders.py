@@ -75,11 +75,13 @@ class Sbatches:
 
     def __init__(self) -> None:
         self.made: list[tuple[str, list[str]]] = []
+        self.nice: list[int | None] = []
         self.refused: set[str] = set()
         self.excluded: list[str] = []
 
     def submit(self, job: Job, config: Config, *, name: str, **_: Any) -> Submitted:
         self.made.append((job.name, list(config.cluster.extra_sbatch)))
+        self.nice.append(config.cluster.nice)
         self.excluded = list(config.cluster.exclude)
         if job.name in self.refused:
             raise SubmissionError(f"Slurm refused {job.name}", refused=True)

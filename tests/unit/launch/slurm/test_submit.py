@@ -53,6 +53,20 @@ def test_auto_is_het_with_the_routers_linked_job_held_back_behind_it(side: Sides
     ]
 
 
+def test_autos_held_back_job_may_pass_the_heterogeneous_one_once_its_time_has_come(side: Sides) -> None:
+    """It has waited 600 s less then, and asks for less: 600 * 1000 / 3600 and 5 / 10 * 100 points, and one."""
+    made = side("auto", het_max_pending_s=600.0, nice=7)
+    nodes = tuple(
+        NodeInfo(name=f"cpu{at}", state="idle", cpus=8, idle_cpus=8, mem_mib=16000, partitions=("cpu",))
+        for at in range(10)
+    )
+    made.slurm.at = SiteInfo(
+        cluster="ci", version=(24, 11), partitions=(), nodes=nodes, age_points=1000 / 3600, age_most=1000, size_most=100
+    )
+    placed(made)
+    assert made.sbatch.nice == [7 + 167 + 50 + 1, 7]
+
+
 def test_auto_is_linked_where_slurm_refuses_het(side: Sides, capsys: pytest.CaptureFixture[str]) -> None:
     made = side("auto")
     made.sbatch.refused = {"het"}

@@ -161,6 +161,17 @@ def test_a_site() -> None:
     assert states["cpu4"] == ("plnd", 8), "kept for a job that is next: not free for others"
 
 
+@pytest.mark.parametrize(("small", "size"), [("No", 500), ("Yes", 0)])
+def test_a_sites_points_for_waiting_and_for_size(small: str, size: int) -> None:
+    said = (
+        f"PriorityFavorSmall      = {small}\nPriorityMaxAge          = 7-00:00:00\nPriorityWeightAge       = 6048\n"
+        "PriorityWeightJobSize   = 500\n"
+    )
+    site = scontrol.site(said, "", "")
+    assert (site.age_points, site.age_most, site.size_most) == (0.01, 6048, size)
+    assert scontrol.site("", "", "").age_points == 0
+
+
 def test_a_site_that_says_little() -> None:
     site = scontrol.site("SLURM_VERSION           = 24.11.5\nPreemptType = (null)\n", "", "")
     assert (site.version, site.preempt_type, site.bf_interval_s, site.accounting) == (
