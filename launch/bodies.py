@@ -18,7 +18,6 @@ from conf.schema import Config
 from launch import wiring
 from launch.addresses import listen_address
 from launch.process import ORPHAN_TTLS, in_job
-from launch.training import trainer
 from sandbox.limits import Bounds
 from sandbox.scratch import owned, sweep
 from stages import manifest, open_files
@@ -285,6 +284,13 @@ async def evaluate(context: Context) -> None:
             visibility_s=config.fs.visibility_s,
         )  # fmt: skip
         await _work(context, hand, link, "eval", config.pools.eval.slots)
+
+
+async def trainer(context: Context) -> None:
+    """The reference trainer."""
+    from launch.training import trainer as train
+
+    await train(context)
 
 
 def _engine_key(context: Context) -> str | None:

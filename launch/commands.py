@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from conf.choices import not_built
+from conf.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,6 @@ def run_verb(name: str, args: Sequence[str]) -> int:
     """
     verb = next(verb for verb in VERBS if verb.name == name)
     if verb.module is None:
-        raise not_built(f"rollmill {name}")
+        raise ConfigError(f"rollmill {name} is not built yet", key=name)
     code = importlib.import_module(verb.module).run(name, list(args))
     return int(code)

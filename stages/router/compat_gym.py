@@ -100,9 +100,5 @@ def _question(params: dict[str, Any]) -> str:
 def specs(parts: Parts, roles: frozenset[Role], gym_row: GymRow | None) -> list[Spec]:
     """The route; where it is off it says which key switches it on."""
     if gym_row is None:
-        return [off(Spec("POST", "/run", _never, roles, "one rollout"), "compat.nemo_gym")]
+        return [off("POST", "/run", roles, "one rollout", "compat.nemo_gym")]
     return [Spec("POST", "/run", Gym(parts, gym_row).run, roles, "one rollout")]
-
-
-async def _never(request: Request) -> Response:
-    raise NotImplementedError

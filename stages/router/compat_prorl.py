@@ -242,13 +242,13 @@ def specs(parts: Parts, roles: frozenset[Role], *, on: bool) -> list[Spec]:
         Spec("POST", "/process", s.process, roles, "one trajectory", ProcessIn),
         Spec("POST", "/cancel", s.cancel, roles, "end a job", CancelIn),
     ]
-    return routes if on else [off(spec, "compat.prorl") for spec in routes]
+    return routes if on else [off(spec.method, spec.path, roles, spec.about, "compat.prorl") for spec in routes]
 
 
-def off(spec: Spec, key: str) -> Spec:
+def off(method: str, path: str, roles: frozenset[Role], about: str, key: str) -> Spec:
     """The route of a contract that this run does not offer."""
 
     async def refuse(request: Request) -> Response:
-        raise ServiceError(404, "not_found", f"{spec.method} {spec.path}: start the run with {key}=true for this route")
+        raise ServiceError(404, "not_found", f"{method} {path}: start the run with {key}=true for this route")
 
-    return spec._replace(handler=refuse, body=None)
+    return Spec(method, path, refuse, roles, about)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import builtins
 import contextlib
 import os
-import resource
 import secrets
 import signal
 import subprocess
@@ -20,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from workflows.grading import candidate, values
+from workflows.grading import candidate, rlimits, values
 
 _CHILD = """
 import os, sys
@@ -66,7 +65,7 @@ class Solution:
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-B", "-c", _CHILD, str(take), str(give), str(len(text))],
             pass_fds=(take, give), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            cwd="/", env=given["env"], start_new_session=True, preexec_fn=lambda: _limit(given["limits"]),
+            cwd="/", env=given["env"], start_new_session=True, preexec_fn=lambda: rlimits.limit(given["limits"]),
         )  # fmt: skip
         os.close(take)
         os.close(give)
@@ -253,12 +252,3 @@ def _refuses(solution: Solution) -> bool:
     except (Exception, StoppedError):  # noqa: BLE001 - any other answer is a lie
         return False
     return False
-
-
-def _limit(limits: dict[str, int]) -> None:
-    """In the solution's process, before it is executed."""
-    for name, most in limits.items():
-        which = getattr(resource, "RLIMIT_" + name)
-        hard = resource.getrlimit(which)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(which, (most, most))

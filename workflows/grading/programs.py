@@ -1,7 +1,7 @@
 """Runs a program on inputs, each time within bounds, and reports what it printed. Sent into sandboxes as text.
 
-What it should have printed is not here, and so not in the sandbox: the worker compares. Imports the standard library
-alone and runs on Python 3.8.
+What it should have printed is not here, and so not in the sandbox: the worker compares. Runs on
+Python 3.8 with the standard library and `rlimits`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
-import resource
 import select
 import signal
 import subprocess
@@ -19,6 +18,8 @@ import time
 import zlib
 from collections.abc import Callable
 from typing import Any
+
+from workflows.grading import rlimits
 
 _PROGRAM = """
 import runpy, sys
@@ -63,7 +64,7 @@ def run(path: str, text: str, most: int, given: dict[str, Any]) -> dict[str, Any
         process = subprocess.Popen(
             [sys.executable, "-I", "-B", "-c", _PROGRAM, path, given["workspace"]], stdin=source,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=given["workspace"], env=given["env"],
-            start_new_session=True, preexec_fn=lambda: _limit(given["limits"]),
+            start_new_session=True, preexec_fn=lambda: rlimits.limit(given["limits"]),
         )  # fmt: skip
     assert process.stdout is not None
     with process.stdout as pipe:
@@ -114,12 +115,3 @@ def _followed(process: Any, pipe: int, most: int, deadline: float) -> tuple[byte
 
 def _code(status: int) -> int:
     return os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
-
-
-def _limit(limits: dict[str, int]) -> None:
-    """In the program's process, before it is executed."""
-    for name, most in limits.items():
-        which = getattr(resource, "RLIMIT_" + name)
-        hard = resource.getrlimit(which)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(which, (most, most))

@@ -24,7 +24,7 @@ _COLUMNS: Final = ("prompt", "entry_point", "canonical_solution", "test")
 _LARGEST_BYTES: Final = 1024 * 1024
 _VALUES: Final = "workflows.grading.values"
 _CHILD: Final = (_VALUES, "workflows.grading.candidate")
-_GRADER: Final = (*_CHILD, "workflows.grading.functions")
+_GRADER: Final = (*_CHILD, "workflows.grading.rlimits", "workflows.grading.functions")
 _LIMITS: Final = {"AS": 4 << 30, "FSIZE": 64 << 20, "CORE": 0, "NPROC": 1024}
 """Of the solution's process: bytes of address space, of a file, of a core; processes of the user."""
 _CODE_BLOCK: Final = re.compile(

@@ -29,6 +29,7 @@ _ROOM: Final = 64 * 1024
 _REPORT_BYTES: Final = 64 << 20
 _CASE_S: Final = 10.0
 _MOST_JUDGING_S: Final = 240.0
+_RUNNER: Final = ("workflows.grading.rlimits", "workflows.grading.programs")
 _LIMITS: Final = {"FSIZE": 64 << 20, "CORE": 0, "NPROC": 1024}
 
 
@@ -120,9 +121,7 @@ async def _printed(
         "time_s": time_s, "env": dict(env), "workspace": workspace,
         "limits": {**_LIMITS, "AS": memory + (64 << 20), "CPU": math.ceil(time_s) + 1},
     }  # fmt: skip
-    graded = await run_trusted(
-        sandbox, ("workflows.grading.programs",), given, cwd=workspace, timeout_s=total_s, report_bytes=_REPORT_BYTES
-    )
+    graded = await run_trusted(sandbox, _RUNNER, given, cwd=workspace, timeout_s=total_s, report_bytes=_REPORT_BYTES)
     if not graded.records:
         done = graded.execution
         how = "its time ran out" if done.timed_out else f"it ended with {done.exit_code}"

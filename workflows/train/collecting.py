@@ -7,6 +7,7 @@ was killed asks for nothing twice: the run's router answers with the groups that
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,9 +36,14 @@ class Wave:
 def task_at(task_ids: Sequence[str], seed: int, place: int) -> str:
     """The task at a place of an endless order: every pass over the data set is shuffled anew."""
     turn, at = divmod(place, len(task_ids))
-    order = list(range(len(task_ids)))
+    return task_ids[_order(len(task_ids), seed, turn)[at]]
+
+
+@functools.lru_cache(maxsize=2)  # a wave lies in one pass, or across the end of one
+def _order(count: int, seed: int, turn: int) -> tuple[int, ...]:
+    order = list(range(count))
     random.Random(f"tasks {seed} {turn}").shuffle(order)  # noqa: S311 (the order is to be repeatable)
-    return task_ids[order[at]]
+    return tuple(order)
 
 
 def wave_size(missing: int, rate: float) -> int:

@@ -90,9 +90,9 @@ def test_a_hunk_is_found_where_the_file_has_moved_on() -> None:
     ("patch", "said"),
     [
         ("--- a/f\n+++ b/f\n@@ -1,1 +1,1 @@\n-other\n+z\n", "does not fit"),
-        ("--- a/none\n+++ b/none\n@@ -1,1 +1,1 @@\n-x\n+z\n", "is not there"),
-        ("--- a/f\n+++ b/f\n@@ -1,2 +1,1 @@\n-x\n", "ends early"),
-        ("nothing of the kind", "no diff in it"),
+        ("--- a/none\n+++ b/none\n@@ -1,1 +1,1 @@\n-x\n+z\n", "which is not there"),
+        ("--- a/f\n+++ b/f\n@@ -1,2 +1,1 @@\n-x\n", "ends after 1 of 2 old"),
+        ("nothing of the kind", "it has no file"),
         ("diff --git a/f b/f\nindex 1..2\nBinary files a/f and b/f differ\n", "binary"),
     ],
 )
