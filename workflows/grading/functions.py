@@ -13,13 +13,12 @@ import secrets
 import signal
 import subprocess
 import sys
-import time
 import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from workflows.grading import candidate, rlimits, values
+from workflows.grading import bounds, candidate, values
 
 _CHILD = """
 import os, sys
@@ -65,7 +64,7 @@ class Solution:
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-B", "-c", _CHILD, str(take), str(give), str(len(text))],
             pass_fds=(take, give), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            cwd="/", env=given["env"], start_new_session=True, preexec_fn=lambda: rlimits.limit(given["limits"]),
+            cwd="/", env=given["env"], start_new_session=True, preexec_fn=lambda: bounds.limit(given["limits"]),
         )  # fmt: skip
         os.close(take)
         os.close(give)
@@ -98,11 +97,11 @@ class Solution:
         reply = self._ask(request, self._call_s)
         return _result(name, reply)
 
-    def _ask(self, request: dict[str, Any], within_s: float) -> dict[str, Any]:
-        deadline = time.monotonic() + within_s
+    def _ask(self, request: dict[str, Any], cpu_s: float) -> dict[str, Any]:
+        budget = bounds.Budget(self._process.pid, cpu_s)
         try:
-            self._pipe.send(request, deadline)
-            reply = self._pipe.receive(deadline)
+            self._pipe.send(request, budget.left)
+            reply = self._pipe.receive(budget.left)
             if isinstance(reply, dict):
                 if "value" in reply:
                     reply["value"] = values.decode(reply["value"])

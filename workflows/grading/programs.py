@@ -1,7 +1,7 @@
 """Runs a program on inputs, each time within bounds, and reports what it printed. Sent into sandboxes as text.
 
 What it should have printed is not here, and so not in the sandbox: the worker compares. Runs on
-Python 3.8 with the standard library and `rlimits`.
+Python 3.8 with the standard library and `bounds`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from workflows.grading import rlimits
+from workflows.grading import bounds
 
 _PROGRAM = """
 import runpy, sys
@@ -28,8 +28,6 @@ sys.argv = ["solution.py"]
 sys.path.append(workspace)
 runpy.run_path(path, run_name="__main__")
 """
-SLACK = 3.0
-"""Wall seconds a second of CPU time that are waited for on a busy machine, and as many at least."""
 _LINGERING_S = 0.2
 """How long output is read that a process left behind may still write."""
 
@@ -64,12 +62,12 @@ def run(path: str, text: str, most: int, given: dict[str, Any]) -> dict[str, Any
         process = subprocess.Popen(
             [sys.executable, "-I", "-B", "-c", _PROGRAM, path, given["workspace"]], stdin=source,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=given["workspace"], env=given["env"],
-            start_new_session=True, preexec_fn=lambda: rlimits.limit(given["limits"]),
+            start_new_session=True, preexec_fn=lambda: bounds.limit(given["limits"]),
         )  # fmt: skip
     assert process.stdout is not None
     with process.stdout as pipe:
         os.set_blocking(pipe.fileno(), False)
-        deadline = time.monotonic() + SLACK * (given["time_s"] + 1)
+        deadline = time.monotonic() + bounds.wall_s(given["time_s"])
         output, code, used = _followed(process, pipe.fileno(), most, deadline)
     status = "ok" if code == 0 else "exit"
     if code is None or used > given["time_s"]:

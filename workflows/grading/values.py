@@ -9,7 +9,6 @@ import json
 import os
 import select
 import struct
-import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -21,6 +20,8 @@ MOST_ITEMS = 100_000
 """Of a range or an iterator: one that goes on further is opaque."""
 _SMALL = 1 << 63
 """Integers below go as JSON has them, larger ones as hexadecimal digits: of decimal ones Python reads so many only."""
+Left = Callable[[], float]
+"""Seconds to wait now; 0 ends the waiting."""
 _COLLECTIONS: dict[str, Any] = {"l": list, "t": tuple, "z": frozenset, "s": set}
 _LENGTH = struct.Struct(">I")
 
@@ -152,58 +153,61 @@ class Pipe:
     def __init__(self, read: int, write: int) -> None:
         self._read, self._write = read, write
 
-    def send(self, message: Any, deadline: float | None = None) -> None:
+    def send(self, message: Any, left: Left | None = None) -> None:
         """Write one message.
 
         Raises:
             NotPlainError: it is too large.
-            EOFError: the other side is gone, or did not read until the deadline.
+            EOFError: the other side is gone, or did not read while time was left.
         """
         body = _body(message)
-        left = memoryview(_LENGTH.pack(len(body)) + body)
-        while left:
-            self._wait(self._write, deadline, write=True)
+        unsent = memoryview(_LENGTH.pack(len(body)) + body)
+        while unsent:
+            self._wait(self._write, left, write=True)
             try:
-                left = left[os.write(self._write, left[:65536] if deadline is None else left[:4096]) :]
+                unsent = unsent[os.write(self._write, unsent[:65536] if left is None else unsent[:4096]) :]
             except OSError as error:
                 raise EOFError("the other side is gone") from error
 
-    def receive(self, deadline: float | None = None) -> Any:
+    def receive(self, left: Left | None = None) -> Any:
         """Read one message; None at the end.
 
         Raises:
             NotPlainError: it is no message.
-            EOFError: the other side left in the middle, or nothing came until the deadline.
+            EOFError: the other side left in the middle, or nothing came while time was left.
         """
-        head = self._take(_LENGTH.size, deadline)
+        head = self._take(_LENGTH.size, left)
         if not head:
             return None
         (length,) = _LENGTH.unpack(head)
         if length > LARGEST_BYTES:
             raise NotPlainError("a message of " + str(length) + " bytes")
         try:
-            return json.loads(self._take(length, deadline))
+            return json.loads(self._take(length, left))
         except (ValueError, RecursionError) as error:
             raise NotPlainError(str(error)[:200]) from None
 
-    def _take(self, size: int, deadline: float | None) -> bytes:
+    def _take(self, size: int, left: Left | None) -> bytes:
         parts: list[bytes] = []
-        left = size
-        while left:
-            self._wait(self._read, deadline)
-            data = os.read(self._read, min(left, 65536))
+        missing = size
+        while missing:
+            self._wait(self._read, left)
+            data = os.read(self._read, min(missing, 65536))
             if not data:
-                if left < size:
+                if missing < size:
                     raise EOFError("the other side left in the middle of a message")
                 return b""
             parts.append(data)
-            left -= len(data)
+            missing -= len(data)
         return b"".join(parts)
 
-    def _wait(self, descriptor: int, deadline: float | None, write: bool = False) -> None:
-        if deadline is None:
+    def _wait(self, descriptor: int, left: Left | None, write: bool = False) -> None:
+        if left is None:
             return
-        left = max(0.0, deadline - time.monotonic())
-        ready = select.select([] if write else [descriptor], [descriptor] if write else [], [], left)
-        if not (ready[0] or ready[1]):
-            raise EOFError("nothing came in time")
+        while True:
+            seconds = left()
+            ready = select.select([] if write else [descriptor], [descriptor] if write else [], [], seconds)
+            if ready[0] or ready[1]:
+                return
+            if not seconds:
+                raise EOFError("nothing came in time")

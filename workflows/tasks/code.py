@@ -24,7 +24,7 @@ _COLUMNS: Final = ("prompt", "entry_point", "canonical_solution", "test")
 _LARGEST_BYTES: Final = 1024 * 1024
 _VALUES: Final = "workflows.grading.values"
 _CHILD: Final = (_VALUES, "workflows.grading.candidate")
-_GRADER: Final = (*_CHILD, "workflows.grading.rlimits", "workflows.grading.functions")
+_GRADER: Final = (*_CHILD, "workflows.grading.bounds", "workflows.grading.functions")
 _LIMITS: Final = {"AS": 4 << 30, "FSIZE": 64 << 20, "CORE": 0, "NPROC": 1024}
 """Of the solution's process: bytes of address space, of a file, of a core; processes of the user."""
 _CODE_BLOCK: Final = re.compile(
@@ -54,7 +54,7 @@ class CodeTask(LinesTask):
     Args:
         path: JSONL or Parquet: task_id, prompt, entry_point, canonical_solution, test; or a program's columns.
         limit: number of rows; None is all.
-        call_s: seconds that one call of the function may take.
+        call_s: CPU seconds that one call of the function may take.
         total_s: seconds that grading may take.
         columns: whose columns the file has: rows (the above) or eurus-2.
 

@@ -29,7 +29,7 @@ _ROOM: Final = 64 * 1024
 _REPORT_BYTES: Final = 64 << 20
 _CASE_S: Final = 10.0
 _MOST_JUDGING_S: Final = 240.0
-_RUNNER: Final = ("workflows.grading.rlimits", "workflows.grading.programs")
+_RUNNER: Final = ("workflows.grading.bounds", "workflows.grading.programs")
 _LIMITS: Final = {"FSIZE": 64 << 20, "CORE": 0, "NPROC": 1024}
 
 

@@ -9,9 +9,11 @@ import json
 import math
 import os
 import random
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,9 @@ from hypothesis import strategies as st
 from sandbox.fake import FakeBackend
 from sandbox.protocols import Execution, SandboxSpec
 from stages.errors import VerifierError
+from tests.support.waiting import poll
 from workflows.errors import TaskDataError
-from workflows.grading import values
+from workflows.grading import bounds, values
 from workflows.grading.bootstrap import reporter
 from workflows.grading.trusted import believed, run_trusted, source
 from workflows.tasks.rows import BROKEN, read_rows
@@ -201,31 +204,36 @@ def test_what_is_no_value_is_refused(data: Any) -> None:
         values.decode(data)
 
 
+def within(seconds: float) -> Callable[[], float]:
+    end = time.monotonic() + seconds
+    return lambda: max(0.0, end - time.monotonic())
+
+
 def test_a_pipe_takes_whole_messages_of_a_bounded_size_in_time() -> None:
     take, give = os.pipe()
     pipe = values.Pipe(take, give)
     large = {"x": "y" * 1_000_000}
     sending = threading.Thread(target=pipe.send, args=(large,))
     sending.start()
-    assert pipe.receive(time.monotonic() + 20) == large
+    assert pipe.receive(within(20)) == large
     sending.join()
     with pytest.raises(EOFError, match="in time"):
-        pipe.receive(time.monotonic() + 0.01)
+        pipe.receive(within(0.01))
     os.write(give, b"\xff\xff\xff\xff")
     with pytest.raises(values.NotPlainError, match="a message of"):
-        pipe.receive(time.monotonic() + 5)
+        pipe.receive(within(5))
     os.write(give, b"\0\0\0\2{]")
     with pytest.raises(values.NotPlainError):
-        pipe.receive(time.monotonic() + 5)
+        pipe.receive(within(5))
     os.write(give, b"\0\0\0\2{")
     os.close(give)
     with pytest.raises(EOFError, match="in the middle"):
-        pipe.receive(time.monotonic() + 5)
-    assert pipe.receive(time.monotonic() + 5) is None
+        pipe.receive(within(5))
+    assert pipe.receive(within(5)) is None
     os.close(take)
 
 
-@pytest.mark.parametrize("module", ["bootstrap", "candidate", "functions", "values"])
+@pytest.mark.parametrize("module", ["bootstrap", "bounds", "candidate", "functions", "programs", "values"])
 def test_what_is_sent_into_sandboxes_imports_the_standard_library_alone(module: str) -> None:
     nodes = list(ast.walk(ast.parse(source(f"workflows.grading.{module}"), feature_version=(3, 8))))
     imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
@@ -253,3 +261,24 @@ def test_rows_are_read_line_by_line(tmp_path: Path) -> None:
         assert row[BROKEN].startswith(f"{path}:") and said in row[BROKEN]
     with pytest.raises(TaskDataError, match="cannot be read"):
         list(read_rows(tmp_path, check))
+
+
+@pytest.fixture
+def spinner() -> Iterator[int]:
+    """The id of a process that does nothing but use CPU."""
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        yield process.pid
+        process.kill()
+
+
+def test_a_budget_is_used_up_by_the_process(spinner: int) -> None:
+    mine, generous = bounds.Budget(os.getpid(), 1000.0), bounds.Budget(spinner, 1000.0)
+    poll(lambda: generous.left() < 999.8, "it has used 0.2 s", 60, 0.01)
+    assert generous.left() < mine.left(), "this process has waited"
+    budget = bounds.Budget(spinner, 0.05)
+    poll(lambda: budget.left() == 0, "it has used all that it may", 60, 0.01)
+
+
+def test_a_budget_is_used_up_by_the_wall_where_the_process_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "SLACK", 0.0)
+    assert bounds.Budget(os.getpid(), 1000.0).left() == 0
