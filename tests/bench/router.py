@@ -22,6 +22,7 @@ from stages.ledger.fleet import Fleet
 from stages.ledger.machine import Ledger
 from stages.router.readings import Pressure, Reading
 from tests.bench.report import emit
+from tests.bench.routers.thrash import LIVE, SESSIONS, compared
 from tests.support.mock_engine import MockEngine
 from tests.support.routers import HandWorker
 from tests.support.waiting import poll
@@ -189,8 +190,11 @@ def main(arguments: list[str] | None = None) -> int:
     results["overfull_share"] = overfull_share(2_000 if given.quick else 20_000)
     with tempfile.TemporaryDirectory() as scratch:
         results |= over_http(Path(scratch) / "run", 1024 if given.quick else 8192)
+    thrash, peers = compared(LIVE if given.quick else SESSIONS)
+    results |= thrash
+    ratios = {f"thrash_x_{name}": thrash["thrash_s"] / found["thrash_s"] for name, found in peers.items()}
     errors = [f"{key} is {results[key]}" for key in ("sessions_moved",) if results[key]]
-    return emit("router", results, errors=errors, as_json=given.json)
+    return emit("router", results, peers=peers, ratios=ratios, errors=errors, as_json=given.json)
 
 
 if __name__ == "__main__":
