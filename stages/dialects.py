@@ -7,7 +7,7 @@ answer. A version that is no integer is none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,6 +25,32 @@ class Completion(msgspec.Struct, frozen=True):
     versions: list[VersionSpan]
     cached_tokens: int
     llm_s: float
+
+
+class Ids(list[int]):
+    """The ids of a stream that grows at its end; their JSON grows with them, as they go to an engine at every turn.
+
+    Encoding 16,000 of them anew takes 0.2-0.3 ms, most of what a turn costs. Whoever takes ids back calls `cut`.
+    """
+
+    def __init__(self, ids: Iterable[int] = ()) -> None:
+        super().__init__(ids)
+        self._json, self._count = bytearray(b"["), 0
+
+    def cut(self, length: int) -> None:
+        """Take back all but so many."""
+        del self[length:]
+        if length < self._count:
+            self._json, self._count = bytearray(b"["), 0
+
+    @property
+    def json(self) -> msgspec.Raw:
+        """All of them as a JSON list."""
+        if self._count < len(self):
+            comma = b"," if self._count else b""
+            self._json += comma + msgspec.json.encode(self[self._count :])[1:-1]
+            self._count = len(self)
+        return msgspec.Raw(self._json + b"]")
 
 
 class UnreadableAnswerError(ValueError):
@@ -118,7 +144,7 @@ def _vllm_body(request_id: str, _: str, ids: Sequence[int], sampling: Sampling) 
     }  # fmt: skip
     if sampling.seed is not None:
         params["seed"] = sampling.seed
-    return {"request_id": request_id, "token_ids": ids, "sampling_params": params}
+    return {"request_id": request_id, "token_ids": _json(ids), "sampling_params": params}
 
 
 def _completions_body(request_id: str, model: str, ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
@@ -135,7 +161,11 @@ def _sglang_body(request_id: str, _: str, ids: Sequence[int], sampling: Sampling
     }  # fmt: skip
     if sampling.seed is not None:
         params["sampling_seed"] = sampling.seed
-    return {"rid": request_id, "input_ids": ids, "sampling_params": params, "return_logprob": True}
+    return {"rid": request_id, "input_ids": _json(ids), "sampling_params": params, "return_logprob": True}
+
+
+def _json(ids: Sequence[int]) -> Any:
+    return ids.json if isinstance(ids, Ids) else ids
 
 
 def _cached(usage: _Usage | None) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from stages.dialects import Ids
 from stages.engine_client import Completion
 from stages.errors import LLMError
 from stages.trajectory import Chain, Turn, VersionSpan
@@ -22,7 +23,7 @@ class TokenStream:
     """
 
     def __init__(self, prompt: Sequence[int]) -> None:
-        self.ids: list[int] = list(prompt)
+        self.ids = Ids(prompt)
         self._packed = array("i", self.ids)
         self._prompt_length = len(prompt)
         self._mask = bytearray(len(prompt))
@@ -50,7 +51,8 @@ class TokenStream:
         """Take back what was observed beyond so many ids, for nothing was sampled after it."""
         if self._turns and self._turns[-1].end > length:
             return
-        del self.ids[length:], self._packed[length:], self._mask[length:], self._logprobs[length:]
+        self.ids.cut(length)
+        del self._packed[length:], self._mask[length:], self._logprobs[length:]
 
     def sampled(self, completion: Completion, replica: str) -> None:
         """Append what the engine sampled after the stream as it stands; an aborted turn is continued by it.

@@ -26,7 +26,7 @@ from stages.trajectory import Message, ToolCall
 _TYPES: Final = {
     "invalid_request": "invalid_request_error", "authentication": "authentication_error",
     "permission": "permission_error", "not_found": "not_found_error", "too_large": "request_too_large",
-    "overloaded": "overloaded_error", "server": "api_error",
+    "rate_limit": "rate_limit_error", "overloaded": "overloaded_error", "server": "api_error",
 }  # fmt: skip
 _STOP: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "stop_string": "stop_sequence"}
 _HIDDEN: Final = ("thinking", "redacted_thinking")
@@ -65,6 +65,7 @@ class _Messages(msgspec.Struct):
 class Messages:
     """POST /v1/messages; with `counting` POST /v1/messages/count_tokens, which samples nothing."""
 
+    history: str | None = "messages"
     ping: bytes = data({"type": "ping"}, "ping")
 
     def __init__(self, *, counting: bool = False) -> None:
@@ -85,7 +86,7 @@ class Messages:
         for number, said in enumerate(given.messages):
             messages += _read(said, f"messages.{number}")
         return Ask(
-            model=given.model, messages=tuple(messages),
+            model=given.model, messages=tuple(messages), instructions=int(bool(system)),
             tools=tuple(_tool(one, n) for n, one in enumerate(given.tools or [])),
             parse=bool(given.tools) and choice != "none", max_tokens=positive(given.max_tokens, "max_tokens"),
             stop=stops(given.stop_sequences, "stop_sequences"), stream=bool(given.stream) and not self._counting,

@@ -21,7 +21,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         model: as the client named it; it is said back.
         messages: the conversation; empty where `prompt` is given.
-        instructions: how many of them, from the first, a later request does not go on from (Responses API).
+        instructions: how many of them, from the first, stand beside the history in the request.
         tools: in OpenAI's function format.
         parse: calls are read out of what is sampled.
         prompt: of a completion without a chat: text or token ids.
@@ -74,6 +74,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 class Dialect(Protocol):
     """One API: how its requests are read, and its answers, errors and streams written. Pure."""
+
+    @property
+    def history(self) -> str | None:
+        """The field of a request that is its list of messages, where it has one."""
+        ...
 
     @property
     def ping(self) -> bytes:

@@ -47,18 +47,29 @@ class Conversation:
     def __init__(self, stream: TokenStream, tools: Sequence[Mapping[str, Any]]) -> None:
         self.stream, self.tools = stream, list(tools)
         self.messages: list[Message] = []
+        self.heard: tuple[Message, ...] = ()
+        """The messages as the client said them in the last request that was answered."""
         self.text: str | None = None
         self.marks: list[Mark] = []
         self.busy = True
 
-    def shared(self, messages: Sequence[Message]) -> int:
-        """How many messages from the first are the same."""
-        count = 0
-        for known, said in zip(self.messages, messages, strict=False):
+    def shared(self, messages: tuple[Message, ...]) -> int:
+        """How many messages from the first are the same; those of the last request are the same objects as a rule."""
+        count = len(self.heard)
+        if messages[:count] != self.heard:  # identity first, in C
+            count = 0
+        for known, said in zip(self.messages[count:], messages[count:], strict=False):
             if known != said and not same(known, said):
                 break
             count += 1
         return count
+
+    def last(self, shared: int, below: int) -> Mark | None:
+        """The last turn that is among so many messages, and that something follows below so many."""
+        for mark in reversed(self.marks):
+            if mark.messages <= shared and mark.messages < below:
+                return mark
+        return None
 
 
 class Capture:
@@ -71,7 +82,8 @@ class Capture:
     def __init__(self, model: StreamModel) -> None:
         self._model, self._chat = model, model.chat
         self._conversations: list[Conversation] = []
-        self._answers: dict[str, tuple[Message, ...]] = {}
+        self._answers: dict[str, tuple[Conversation, int, int]] = {}
+        """What an answer ended: a conversation's messages from one number to another."""
         self._number = self._calls = 0
         self._finding = asyncio.Lock()
 
@@ -107,7 +119,9 @@ class Capture:
             finish = "stop_string"
         asked = ask.messages or (Message("user", _shown(ask.prompt)),)
         self._model.record(asked[known:], reply)
-        conversation.messages = [*conversation.messages, *ask.messages[known:], reply] if ask.messages else []
+        if ask.messages:
+            conversation.messages += [*ask.messages[known:], reply]
+            conversation.heard = ask.messages
         if conversation.text is not None:
             conversation.text += self._chat.decode(ids)
         conversation.marks.append(Mark(len(conversation.messages), len(stream.ids), ended))
@@ -115,7 +129,7 @@ class Capture:
         if cut is not None and finish == "stop_string":
             answer = msgspec.structs.replace(answer, stopped_by=cut.found)
         if len(self._answers) < _KEPT_ANSWERS:
-            self._answers[f"resp_{answer.number}"] = (*ask.messages[ask.instructions :], reply)
+            self._answers[f"resp_{answer.number}"] = (conversation, ask.instructions, len(conversation.messages))
         return answer
 
     def _withdraw(self, conversation: Conversation) -> None:
@@ -140,8 +154,9 @@ class Capture:
         before = self._answers.get(ask.previous)
         if before is None:
             raise invalid(f"previous response {ask.previous!r} is not one of this session", "previous_response_id")
+        conversation, start, end = before
         head, rest = ask.messages[: ask.instructions], ask.messages[ask.instructions :]
-        return msgspec.structs.replace(ask, messages=(*head, *before, *rest))
+        return msgspec.structs.replace(ask, messages=(*head, *conversation.messages[start:end], *rest))
 
     # -- chats --------------------------------------------------------------------------------------------------------
 
@@ -153,10 +168,9 @@ class Capture:
         for one in self._conversations:
             if one.text is not None or one.tools != list(ask.tools):
                 continue
-            count = one.shared(ask.messages)
-            fitting = [m for m in one.marks if m.messages <= count and m.messages < len(ask.messages)]
-            if fitting and (mark is None or fitting[-1].messages > mark.messages):
-                best, mark = one, fitting[-1]
+            fitting = one.last(one.shared(ask.messages), len(ask.messages))
+            if fitting is not None and (mark is None or fitting.messages > mark.messages):
+                best, mark = one, fitting
         if best is not None and mark is not None:
             bridge = self._bridge(ask, best, mark)
             if bridge is not None:

@@ -6,7 +6,9 @@ from typing import Literal
 
 from stages.errors import StageError
 
-Kind = Literal["invalid_request", "authentication", "permission", "not_found", "too_large", "overloaded", "server"]
+Kind = Literal[
+    "invalid_request", "authentication", "permission", "not_found", "too_large", "rate_limit", "overloaded", "server"
+]
 
 
 class RefusedError(StageError):

@@ -27,6 +27,10 @@ _TYPES: Final = {
     "invalid_request": "invalid_request_error", "authentication": "invalid_request_error",
     "permission": "invalid_request_error", "not_found": "invalid_request_error",
     "too_large": "invalid_request_error", "overloaded": "server_error", "server": "server_error",
+    "rate_limit": "rate_limit_error",
+}  # fmt: skip
+_CODES: Final = {
+    "authentication": "invalid_api_key", "not_found": "unknown_url", "rate_limit": "rate_limit_exceeded",
 }  # fmt: skip
 _FINISH: Final = {"stop": "stop", "length": "length", "tool_calls": "tool_calls", "stop_string": "stop"}
 DONE: Final = b"data: [DONE]\n\n"
@@ -100,7 +104,7 @@ class OpenAIErrors:
 
     def error(self, refused: RefusedError) -> bytes:
         """See Dialect."""
-        code = refused.code or {"authentication": "invalid_api_key", "not_found": "unknown_url"}.get(refused.kind)
+        code = refused.code or _CODES.get(refused.kind)
         value = {"message": str(refused), "type": _TYPES[refused.kind], "param": refused.param, "code": code}
         return msgspec.json.encode({"error": value})
 
@@ -111,6 +115,8 @@ class OpenAIErrors:
 
 class ChatCompletions(OpenAIErrors):
     """POST /v1/chat/completions."""
+
+    history: str | None = "messages"
 
     def read(self, body: bytes) -> Ask:
         """See Dialect."""
@@ -166,6 +172,8 @@ class ChatCompletions(OpenAIErrors):
 
 class Completions(OpenAIErrors):
     """POST /v1/completions."""
+
+    history: str | None = None
 
     def read(self, body: bytes) -> Ask:
         """See Dialect."""

@@ -41,6 +41,8 @@ class _Responses(msgspec.Struct):
 class Responses(OpenAIErrors):
     """POST /v1/responses."""
 
+    history: str | None = "input"
+
     def read(self, body: bytes) -> Ask:
         """See Dialect."""
         given = decoded(body, _Responses)

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, cast
 
 import httptools
-import msgspec
 
-from stages.gateway.asks import Dialect
-from stages.gateway.errors import RefusedError, unknown_key
-from stages.gateway.session import ROUTES, CaptureSession, Exchange
+from stages.gateway.answering import Request, answer, error_body
+from stages.gateway.bodies import Hold, Share
+from stages.gateway.errors import Kind, RefusedError, unknown_key
+from stages.gateway.framing import whole
+from stages.gateway.session import CaptureSession
 
 MAX_BODY: Final = 4 * 1024 * 1024
 """Of a request: some times what the longest contexts hold. Larger ones cost the worker minutes of encoding."""
@@ -27,17 +27,10 @@ MAX_HEAD: Final = 64 * 1024
 MAX_CONNECTIONS: Final = 512
 STRANGER_S: Final = 30.0
 """Seconds until a connection must have shown a capability once."""
-QUIET_S: Final = 5.0
-"""A stream begins at the latest after so long, and says something as often; before that an error has its own status."""
-_REASONS: Final = {
-    200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed",
-    413: "Content Too Large", 500: "Internal Server Error", 503: "Service Unavailable",
-}  # fmt: skip
+BODY_S: Final = 60.0
+"""Seconds for a body to come: the time that it waits for room is part of them."""
 CAPABILITY: Final = "/cap/"
 """Before a token in the path of a request."""
-_PLAIN: Final = ROUTES["/v1/chat/completions"]
-"""Words errors of requests to no route."""
-_log = logging.getLogger(__name__)
 
 
 class GatewayServer:
@@ -47,12 +40,13 @@ class GatewayServer:
         self._sessions: dict[str, CaptureSession] = {}
         self._servers: list[asyncio.Server] = []
         self._connections: set[_Connection] = set()
+        self._share = Share()
 
     async def listen(self, sock: socket.socket) -> int:
         """Serve on a socket, which is the server's from now on; its port."""
         port = int(sock.getsockname()[1])
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: _Connection(self._find, self._connections), sock=sock)
+        server = await loop.create_server(lambda: _Connection(self._find, self._connections, self._share), sock=sock)
         self._servers.append(server)
         return port
 
@@ -94,28 +88,17 @@ async def opened(server: GatewayServer, session: CaptureSession) -> AsyncIterato
         await session.close()
 
 
-class _Request(msgspec.Struct, frozen=True):
-    """One request as it came."""
-
-    method: str
-    path: str
-    token: str
-    again: bool
-    body: bytes
-    keep: bool
-
-
 class _Connection(asyncio.Protocol):
-    """One client's connection; `known` are all of the server's."""
+    """One client's connection; `known` are all of the server's, whose bodies have one share."""
 
-    def __init__(self, find: Callable[[str], CaptureSession | None], known: set[_Connection]) -> None:
-        self._find, self._known = find, known
+    def __init__(self, find: Callable[[str], CaptureSession | None], known: set[_Connection], share: Share) -> None:
+        self._find, self._known, self._share = find, known, share
         self._parser: Any = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
-        self._waiting: list[_Request] = []
+        self._waiting: list[Request] = []
         self._stranger: asyncio.TimerHandle | None = None
-        self._streaming = False
+        self._late: asyncio.TimerHandle | None = None
         self._writable = asyncio.Event()
         self._writable.set()
         self._begin()
@@ -126,6 +109,8 @@ class _Connection(asyncio.Protocol):
         self._head_size = self._size = 0
         self._headers: list[tuple[bytes, bytes]] = []
         self._body: list[bytes] = []
+        self._hold = Hold(self._share)
+        self._refused: RefusedError | None = None
 
     # -- asyncio ------------------------------------------------------------------------------------------------------
 
@@ -144,6 +129,11 @@ class _Connection(asyncio.Protocol):
             self._stranger.cancel()
         if self._task is not None:
             self._task.cancel()
+        self._came()
+        self._hold.free()
+        for request in self._waiting:
+            request.over()
+        self._waiting.clear()
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -166,6 +156,10 @@ class _Connection(asyncio.Protocol):
         else:
             if not self._headed and self._head_size > MAX_HEAD:
                 self._refuse_and_close(_large_head())
+            elif self._hold.size and self._transport is not None and not self._transport.is_closing():
+                self._share.pool.wait(self._transport)
+                if self._late is None:
+                    self._late = asyncio.get_running_loop().call_later(BODY_S, self._overdue)
 
     def _decline(self, rest: bytes) -> None:
         """Go on in HTTP/1.1 where the client offered another protocol, as RFC 9110 (7.8) allows.
@@ -227,16 +221,46 @@ class _Connection(asyncio.Protocol):
         self._size += len(body)
         if self._size > MAX_BODY:
             raise RefusedError(413, "too_large", f"the body is larger than {MAX_BODY} bytes")
-        if self._opens:  # a stranger's is read, so that its client gets to the answer, and not kept
+        if not self._opens or self._refused is not None:  # read, so that its client gets to the answer, and not kept
+            return
+        if self._hold.grow(len(body)):
             self._body.append(body)
+        else:
+            self._drop(429, "rate_limit")
+
+    def _overdue(self) -> None:
+        """The body did not come in time: where others held it up, that is no doing of its client."""
+        session = self._find(self._asked()[0])
+        if session is not None and self._transport is not None and self._share.pool.holds_up(self._transport):
+            session.fail("no room for a request's body: other attempts' requests fill the worker")
+        self._drop(503, "overloaded")
+
+    def _drop(self, status: int, kind: Kind) -> None:
+        """Keep nothing of a body that is coming; its request is refused once it is over."""
+        held = self._share.held
+        self._refused = RefusedError(
+            status, kind, f"requests of {held} bytes together are being read or answered: try again when some are done"
+        )
+        self._hold.free()
+        self._body.clear()
+        self._came()
+
+    def _came(self) -> None:
+        """No more of the body is waited for."""
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+        if self._transport is not None:
+            self._share.pool.leave(self._transport)
 
     def on_message_complete(self) -> None:
         if self._offer:
             return
+        self._came()
         token, path = self._asked()
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         method, keep = self._parser.get_method().decode("latin-1"), self._parser.should_keep_alive()
-        self._waiting.append(_Request(method, path, token, self._again, body, keep))
+        self._waiting.append(Request(method, path, token, self._again, body, keep, self._hold, self._refused))
         self._begin()
         if self._task is None:
             self._next()
@@ -257,89 +281,37 @@ class _Connection(asyncio.Protocol):
         if not self._waiting or self._transport is None or self._transport.is_closing():
             self._task = None
             return
-        self._task = asyncio.get_running_loop().create_task(self._answer(self._waiting.pop(0)))
+        request = self._waiting.pop(0)
+        self._task = asyncio.get_running_loop().create_task(self._answer(request))
+        self._task.add_done_callback(lambda _: request.over())
         if not self._waiting:
             self._transport.resume_reading()
 
-    async def _answer(self, request: _Request) -> None:
-        path, keep = request.path, request.keep
-        dialect, self._streaming = ROUTES.get(path), False
-        shape = dialect or _PLAIN
-        try:
-            session = self._find(request.token)
-            if session is None:
-                raise unknown_key()
-            if dialect is None:
-                raise RefusedError(404, "not_found", f"there is no {path} here; {', '.join(ROUTES)} are")
-            if request.method != "POST":
-                raise RefusedError(405, "invalid_request", f"{path} takes POST alone")
-            await self._exchange(session.ask(path, request.body, again=request.again), dialect, keep)
-        except RefusedError as refused:
-            self._send(refused.status, shape.error(refused), keep)
-        except Exception:  # noqa: BLE001 - a fault of ours, or a request made to find one: the client gets an answer
-            _log.exception("a request to %s broke", path)
-            if self._streaming:
-                self.abort()
-            else:
-                self._send(500, shape.error(RefusedError(500, "server", "the gateway broke")), keep)
-        if not keep and self._transport is not None:
+    async def _answer(self, request: Request) -> None:
+        await answer(request, self._find, self)
+        if not request.keep and self._transport is not None:
             self._transport.close()
         self._next()
 
-    async def _exchange(self, exchange: Exchange, dialect: Dialect, keep: bool) -> None:
-        exchange.waiting += 1
-        try:
-            if exchange.ask.stream:
-                await self._stream(exchange, dialect)
-            else:
-                await asyncio.wait({exchange.task})
-                self._send(200, dialect.write(exchange.ask, exchange.result()), keep)
-            await self._writable.wait()
-            exchange.delivered = self._transport is not None and not self._transport.is_closing()
-        finally:
-            exchange.waiting -= 1
+    @property
+    def closing(self) -> bool:
+        """See Channel."""
+        return self._transport is None or self._transport.is_closing()
 
-    async def _stream(self, exchange: Exchange, dialect: Dialect) -> None:
-        begun = False
-        while not exchange.task.done():
-            await asyncio.wait({exchange.task}, timeout=QUIET_S)
-            if not exchange.task.done():
-                self._write([dialect.ping], begin=not begun)
-                begun = True
-        try:
-            answer = exchange.result()
-        except RefusedError as refused:
-            if not begun:
-                raise
-            self._write([dialect.error_event(refused)], begin=False, end=True)
-            return
-        self._write(dialect.events(exchange.ask, answer), begin=not begun, end=True)
+    def write(self, data: bytes) -> None:
+        """See Channel."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
 
-    def _send(self, status: int, body: bytes, keep: bool) -> None:
-        if self._transport is None or self._transport.is_closing():
-            return
-        connection = "" if keep else "Connection: close\r\n"
-        head = f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: application/json\r\n{connection}"
-        self._transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode("latin-1") + body)
-
-    def _write(self, events: Iterator[bytes] | list[bytes], *, begin: bool, end: bool = False) -> None:
-        """Events as chunks, in one write."""
-        if self._transport is None or self._transport.is_closing():
-            return
-        parts = [
-            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\n"
-            b"Transfer-Encoding: chunked\r\n\r\n"
-        ] if begin else []  # fmt: skip
-        for event in events:
-            parts += (b"%x\r\n" % len(event), event, b"\r\n")
-        self._streaming = True
-        self._transport.write(b"".join([*parts, *([b"0\r\n\r\n"] if end else [])]))
+    async def drained(self) -> None:
+        """See Channel."""
+        await self._writable.wait()
 
     def _refuse_and_close(self, refused: RefusedError) -> None:
         if self._task is not None or self._transport is None:  # it would stand amid another request's answer
             self.abort()
             return
-        self._send(refused.status, ROUTES.get(self._asked()[1], _PLAIN).error(refused), keep=False)
+        self.write(whole(refused.status, error_body(self._asked()[1], refused), keep=False))
         self._transport.close()
 
 

@@ -13,6 +13,7 @@ from stages.gateway.anthropic_messages import Messages
 from stages.gateway.asks import Answer, Ask, Dialect
 from stages.gateway.capture import Capture
 from stages.gateway.errors import RefusedError, invalid, too_long
+from stages.gateway.histories import Heard, heard
 from stages.gateway.openai_chat import ChatCompletions, Completions
 from stages.gateway.openai_responses import Responses
 from stages.model import StreamModel
@@ -26,7 +27,9 @@ ROUTES: Final[dict[str, Dialect]] = {
 }
 """All that a capability can do."""
 _REMEMBERED: Final = 64
-"""Requests whose answers are kept for a client that did not get them."""
+"""Requests whose answers are kept for a client that did not get them, and that later ones go on from."""
+_REMEMBERED_BYTES: Final = 1024 * 1024
+"""Of their bodies together; the newest is kept whatever it has."""
 _COUNTS_PER_TURN: Final = 16
 """Counts of tokens that a session answers for each turn that it has: they cost what a prompt's encoding does."""
 
@@ -34,10 +37,15 @@ _COUNTS_PER_TURN: Final = 16
 class Exchange:
     """One request and its answer, which goes on when the client has left: it may come again for it."""
 
-    def __init__(self, key: tuple[str, int, int], ask: Ask, task: asyncio.Task[Answer]) -> None:
-        self.key, self.ask, self.task = key, ask, task
+    def __init__(self, path: str, heard: Heard, task: asyncio.Task[Answer]) -> None:
+        self.path, self.heard, self.task = path, heard, task
         self.delivered = False
         self.waiting = 0
+
+    @property
+    def ask(self) -> Ask:
+        """What was asked."""
+        return self.heard.ask
 
     def result(self) -> Answer:
         """The answer, once the task has ended.
@@ -68,7 +76,8 @@ class CaptureSession:
         self.full: ContextLengthError | None = None
         """The last request did not fit into the model's context."""
         self._model, self._capture, self._max_turns = model, Capture(model), max_turns
-        self._exchanges: deque[Exchange] = deque(maxlen=_REMEMBERED)
+        self._exchanges: deque[Exchange] = deque()
+        self._kept = 0
         self._tasks: set[asyncio.Task[Answer]] = set()
         self._open = True
         self._turns = self._counts = 0
@@ -96,12 +105,13 @@ class CaptureSession:
         Raises:
             RefusedError: it is wrong, or the turns are spent or the counts are, or the session has ended.
         """
-        key = (path, len(body), hash(body))
-        for exchange in reversed(self._exchanges):
+        alike = [exchange for exchange in reversed(self._exchanges) if exchange.path == path]
+        for exchange in alike:
             left = not exchange.delivered and exchange.waiting == 0
-            if exchange.key == key and (again or left) and not _failed(exchange.task):
+            if (again or left) and exchange.heard.body == body and not _failed(exchange.task):
                 return exchange
-        ask = ROUTES[path].read(body)
+        read = heard(ROUTES[path], body, (exchange.heard for exchange in alike))
+        ask = read.ask
         if not self._open or self.failure is not None:
             raise RefusedError(403, "permission", f"the session has ended: {self.failure or 'it is over'}")
         if ask.count:
@@ -116,11 +126,18 @@ class CaptureSession:
             self._turns += 1
         task = asyncio.get_running_loop().create_task(self._answer(ask), name="exchange")
         self._tasks.add(task)
-        exchange = Exchange(key, ask, task)
-        task.add_done_callback(lambda _: self._forget(exchange))
+        exchange = Exchange(path, read, task)
+        task.add_done_callback(lambda _: self._ended(exchange))
         if not ask.count:  # a count is cheaper made again than kept
-            self._exchanges.append(exchange)
+            self._keep(exchange)
         return exchange
+
+    def _keep(self, exchange: Exchange) -> None:
+        kept = self._exchanges
+        kept.append(exchange)
+        self._kept += len(exchange.heard.body)
+        while len(kept) > 1 and (self._kept > _REMEMBERED_BYTES or len(kept) > _REMEMBERED):
+            self._kept -= len(kept.popleft().heard.body)
 
     async def _answer(self, ask: Ask) -> Answer:
         try:
@@ -128,7 +145,7 @@ class CaptureSession:
         except ContextLengthError as error:
             self._turns -= not ask.count
             self.full = error
-            raise too_long(str(error), *self._lengths(error)) from error
+            raise too_long(str(error), *_lengths(error)) from error
         except RolloutError as error:
             self.failure = error
             self.ended.set()
@@ -140,21 +157,23 @@ class CaptureSession:
             self._turns -= not ask.count
             raise invalid("the request is nested too deeply", "tools") from error
         except Exception as error:  # a fault of ours: the client gets an answer, the rollout runs again
-            self.failure = RolloutError(f"the gateway broke: {type(error).__name__}: {error}")
-            self.ended.set()
+            self.fail(f"{type(error).__name__}: {error}")
             raise RefusedError(500, "server", "the gateway broke") from error
         if not ask.count:
             self.full = None
         return answer
 
-    def _lengths(self, error: ContextLengthError) -> tuple[int, int]:
-        """Tokens and context length, where the error knows them."""
-        return int(error.detail.get("tokens", 0)), int(error.detail.get("length", 0))
-
-    def _forget(self, exchange: Exchange) -> None:
+    def _ended(self, exchange: Exchange) -> None:
         self._tasks.discard(exchange.task)
         if _failed(exchange.task) and exchange in self._exchanges:  # looked at, as nobody may have waited for it
             self._exchanges.remove(exchange)
+            self._kept -= len(exchange.heard.body)
+
+    def fail(self, why: str) -> None:
+        """The gateway does not do its part: whatever the client makes of that, the rollout runs again."""
+        if self.failure is None:
+            self.failure = RolloutError(f"the gateway broke: {why}")
+        self.ended.set()
 
     def end(self) -> RolloutError | None:
         """What its end means for a rollout whose agent tells nothing itself; None where nothing went wrong."""
@@ -174,7 +193,13 @@ class CaptureSession:
         if tasks:
             await asyncio.wait(tasks)
         self._exchanges.clear()
+        self._kept = 0
 
 
 def _failed(task: asyncio.Task[Answer]) -> bool:
     return task.done() and (task.cancelled() or task.exception() is not None)
+
+
+def _lengths(error: ContextLengthError) -> tuple[int, int]:
+    """Tokens and context length, where the error knows them."""
+    return int(error.detail.get("tokens", 0)), int(error.detail.get("length", 0))

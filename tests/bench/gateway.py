@@ -1,11 +1,13 @@
 """The capture gateway: requests a second, CPU a request and added latency, with histories of 64 KB that grow by turns.
 
 `python -m tests.bench.gateway [--json] [--quick]`. One process is the gateway, on one core; a mock engine that answers
-at once is another, the clients a third. Every request carries a whole history, which grows; the first request of each,
-which encodes all of it, is not counted. `gateway_*`: the history is matched to its chain and sampled from through a
-worker's own engine client, with what is new neither rendered nor encoded. `rendered_*`: with both, as in a run; the
-chat template is rendered twice over the whole history, which is most of it. `bare_*`: requests read and answered from
-nothing, without chain and engine.
+at once is another, the clients a third. Every request carries a whole history; the first one of each is not counted.
+`gateway_*`: the history is matched to its chain and sampled from through a worker's own engine client, with nothing
+rendered or encoded here. `rendered_*`: with both, as in a run: the chat template is rendered over the whole history.
+`bare_*`: requests read and answered from nothing, without chain and engine. `relay_*`: bodies that go to the engine as
+they came; the product has no such path, it is its server and its client alone, and nginx does the same beside it where
+it is installed. `megabyte_*`: bodies of 1 MB. `streams_*`: 256 streams at once. `*_per_cpu_s` is what a whole core
+would do: other load on the machine takes of the other figures alone.
 """
 
 from __future__ import annotations
@@ -16,57 +18,98 @@ import json
 import multiprocessing
 import os
 import resource
+import shutil
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, Final, cast
-
-import msgspec
+from pathlib import Path
+from typing import Any, Final, NamedTuple, cast
 
 from sandbox.directory import loopback
 from stages.chat import ChatTokenizer
 from stages.engine_client import EngineClient
 from stages.gateway.asks import Answer, Ask
+from stages.gateway.histories import Heard
 from stages.gateway.server import GatewayServer
-from stages.gateway.session import CaptureSession
+from stages.gateway.session import CaptureSession, Exchange
+from stages.http import Client as HttpClient
 from stages.model import StreamModel
 from stages.trajectory import Message, Sampling
+from stages.web import run
 from stages.wire import SessionOut
 from tests.bench.report import emit
 from tests.support.gateways import POLICY
 from tests.support.mock_engine import MockEngine
+from tests.support.waiting import poll
 
-SESSIONS: Final = 16
+CLIENTS: Final = 16
+TURNS: Final = 64
 BODY_BYTES: Final = 64 * 1024
 MESSAGES: Final = 20
+STREAMS: Final = 256
+IDS: Final = [1000 + number * 7919 % 150_000 for number in range(BODY_BYTES)]
+"""As long as those of real vocabularies."""
 
 
 class LongEngine(MockEngine):
-    """A mock engine whose context takes such histories."""
+    """A mock engine whose context takes such histories, and whose answers cost it nothing."""
 
     async def answer(self, method: str, target: str, body: bytes) -> tuple[int, Any]:
         if target == "/v1/models":
             return 200, {"object": "list", "data": [{"id": "tiny", "max_model_len": 10_000_000}]}
-        return await super().answer(method, target, body)
+        return 200, ANSWER
+
+
+ANSWER: Final = json.dumps(
+    {"choices": [{"index": 0, "token_ids": [5, 6, 7], "finish_reason": "stop",
+                  "logprobs": {"content": [{"token_id": one, "logprob": -0.5} for one in (5, 6, 7)]},
+                  "weight_versions": [{"version": "0", "start": 0, "end": 3}]}],
+     "usage": {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}}
+).encode()  # fmt: skip
 
 
 class Ready(ChatTokenizer):
-    """Knows what comes between two turns without rendering or encoding it."""
+    """Knows what texts come to without rendering or encoding them: an id for four of their bytes."""
+
+    def render(self, messages: Any, tools: Any = None, add_generation_prompt: bool = True) -> str:
+        return "".join(str(message.content) for message in messages)
 
     def bridge(self, previous: Any, new: Any, tools: Any, ended: bool) -> str | None:
-        return "between"
+        return "between the turns"
 
     def encode(self, text: str) -> list[int]:
-        return [1, 2, 3, 4] if text == "between" else super().encode(text)
+        return IDS[: len(text) // 4]
 
 
 class Echoing(CaptureSession):
     """A session without capture: each request is read and answered from nothing."""
 
     async def _answer(self, ask: Ask) -> Answer:
-        return Answer(number="1", created=1, model=ask.model, reply=Message("assistant", "ok"), finish="stop",
-                      prompt_tokens=1, completion_tokens=1)  # fmt: skip
+        return said(ask.model, "ok")
+
+
+class Relaying(CaptureSession):
+    """A session that gives bodies to the engine as they are, unread."""
+
+    def __init__(self, model: StreamModel, *, max_turns: int, post: Callable[[bytes], Any]) -> None:
+        super().__init__(model, max_turns=max_turns)
+        self._post = post
+
+    def ask(self, path: str, body: bytes, *, again: bool = False) -> Exchange:
+        return Exchange(path, Heard(body, Ask()), asyncio.get_running_loop().create_task(self._relayed(body)))
+
+    async def _relayed(self, body: bytes) -> Answer:
+        return said("m", str(len(await self._post(body))))
+
+
+def said(model: str, text: str) -> Answer:
+    """An answer to nothing."""
+    return Answer(number="1", created=1, model=model, reply=Message("assistant", text), finish="stop",
+                  prompt_tokens=1, completion_tokens=1)  # fmt: skip
 
 
 def engine_process(told: Connection) -> None:
@@ -80,7 +123,7 @@ def engine_process(told: Connection) -> None:
     asyncio.run(serve())
 
 
-def gateway_process(told: Connection, engine_url: str) -> None:
+def gateway_process(told: Connection, engine_url: str, sessions: int) -> None:
     """Body of the gateway's process; tells its port and tokens, then its CPU seconds whenever it is asked."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
@@ -88,21 +131,32 @@ def gateway_process(told: Connection, engine_url: str) -> None:
         async def session(failed: str | None) -> SessionOut:
             return SessionOut("1", "replica-1", engine_url, 0)
 
-        async with EngineClient() as client, GatewayServer() as server:
+        async with EngineClient() as client, HttpClient(connections=1024) as plain, GatewayServer() as server:
+
+            async def post(body: bytes) -> bytes:
+                return (await plain.post(f"{engine_url}/relay", content=body)).content
+
             port = await server.listen(loopback())
-            tokens = []
             ready, real = Ready.load(POLICY), ChatTokenizer.load(POLICY)
-            for kind, chat in ((Echoing, real), (CaptureSession, ready), (CaptureSession, real)):
-                for _ in range(SESSIONS):
+            tokens: dict[str, list[str]] = {}
+            for name, chat, count in (
+                ("relay", ready, CLIENTS), ("bare", ready, CLIENTS), ("gateway", ready, sessions),
+                ("rendered", real, CLIENTS), ("megabyte", ready, 4), ("streams", ready, STREAMS),
+            ):  # fmt: skip
+                tokens[name] = []
+                for _ in range(count):
                     model = StreamModel(client, session, chat, Sampling(max_tokens=64), name="b")
-                    made = kind(model, max_turns=10**9)
+                    if name == "relay":
+                        made: CaptureSession = Relaying(model, max_turns=10**9, post=post)
+                    else:
+                        made = (Echoing if name == "bare" else CaptureSession)(model, max_turns=10**9)
                     server.add(made)
-                    tokens.append(made.token)
+                    tokens[name].append(made.token)
             told.send((port, tokens))
             asyncio.get_running_loop().add_reader(told.fileno(), lambda: told.send(cpu_s()) if told.recv() else None)
             await asyncio.Event().wait()
 
-    asyncio.run(serve())
+    run(serve())
 
 
 def cpu_s() -> float:
@@ -112,7 +166,7 @@ def cpu_s() -> float:
 
 
 class Client(asyncio.Protocol):
-    """One keep-alive connection: a request out, its answer's body back."""
+    """One keep-alive connection: a request out, its answer back."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -121,72 +175,150 @@ class Client(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._answered is not None and not self._answered.done():
+            self._answered.set_exception(RuntimeError(f"the connection was lost: {error}"))
+
     def data_received(self, data: bytes) -> None:
         self._buffer += data
         end = self._buffer.find(b"\r\n\r\n")
         if end < 0 or self._answered is None:
             return
-        length = int(bytes(self._buffer[:end]).lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
-        if len(self._buffer) >= end + 4 + length:
-            body = bytes(self._buffer[end + 4 :])
-            ok = self._buffer.startswith(b"HTTP/1.1 200")
+        _, found, length = bytes(self._buffer[:end]).lower().partition(b"content-length: ")
+        if found:
+            whole = len(self._buffer) >= end + 4 + int(length.split(b"\r\n")[0])
+        else:
+            whole = self._buffer.endswith(b"\r\n0\r\n\r\n")
+        if whole:
+            answer = bytes(self._buffer)
             self._buffer.clear()
-            if ok:
-                self._answered.set_result(body)
+            if answer.startswith(b"HTTP/1.1 200"):
+                self._answered.set_result(answer[end + 4 :])
             else:
-                self._answered.set_exception(RuntimeError(body.decode()[:200]))
+                self._answered.set_exception(RuntimeError(answer.decode()[:200]))
 
     async def ask(self, token: str, body: bytes) -> bytes:
         """The answer's body."""
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer {token}\r\n"
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\nAuthorization: Bearer {token}\r\n"
         self._answered = asyncio.get_running_loop().create_future()
         self._transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         return await self._answered
 
 
-def history(number: int) -> list[dict[str, Any]]:
-    """Messages of BODY_BYTES together."""
-    text = ("The function reads its file line by line and counts the words. " * BODY_BYTES)[: BODY_BYTES // MESSAGES]
-    roles = ("user", "assistant")
-    return [{"role": roles[n % 2], "content": f"{number}.{n} {text}"} for n in range(MESSAGES - 1)]
+class History:
+    """A conversation as a client sends it: whole, each time with two messages more."""
+
+    def __init__(self, number: int, size: int = BODY_BYTES, *, stream: bool = False) -> None:
+        text = "The function reads its file line by line and counts the words. " * (1 + size // MESSAGES // 60)
+        roles, each = ("user", "assistant"), size // MESSAGES - 64
+        messages = [{"role": roles[n % 2], "content": f"{number}.{n} {text[:each]}"} for n in range(MESSAGES - 1)]
+        self._text = json.dumps({"model": "m", "stream": stream, "messages": messages})[:-2].encode()
+
+    @property
+    def body(self) -> bytes:
+        return self._text + b"]}"
+
+    def go_on(self, reply: str) -> None:
+        more = [{"role": "assistant", "content": reply}, {"role": "user", "content": "And the next file?"}]
+        self._text += b", " + json.dumps(more)[1:-1].encode()
 
 
-async def drive(port: int, tokens: list[str], seconds: float, told: Connection) -> tuple[float, list[float]]:
-    """Every token a client; CPU seconds of the gateway and latencies, the first request of each left out of both."""
+class Driven(NamedTuple):
+    """What a drive came to: requests, seconds, CPU seconds of who answered, latencies, what went wrong."""
+
+    requests: int
+    wall_s: float
+    spent_s: float
+    latencies: list[float]
+    errors: list[str]
+
+    def figures(self, name: str) -> dict[str, float]:
+        """As the benchmark prints them."""
+        return {
+            f"{name}_requests_per_s": self.requests / self.wall_s,
+            f"{name}_cpu_ms_per_request": self.spent_s * 1000 / max(1, self.requests),
+            f"{name}_requests_per_cpu_s": self.requests / max(1e-9, self.spent_s),
+        }
+
+
+async def drive(
+    port: int, tokens: Sequence[str], turns: int, spent: Callable[[], float], *, clients: int = CLIENTS,
+    size: int = BODY_BYTES, stream: bool = False,
+) -> Driven:  # fmt: skip
+    """So many clients at once, each with its part of the sessions one after the other, so many turns in each."""
     loop = asyncio.get_running_loop()
-    counted: list[float] = []
-    began = asyncio.Event()
-    ready, spent = 0, [0.0]
+    latencies: list[float] = []
+    errors: list[str] = []
 
-    async def one(number: int, token: str) -> None:
-        nonlocal ready
-        _, client = await loop.create_connection(Client, "127.0.0.1", port)
-        messages, body = history(number), b""
-        until = float("inf")
-        while time.perf_counter() < until:
-            body = msgspec.json.encode({"model": "m", "messages": messages})
-            started = time.perf_counter()
-            answer = await client.ask(token, body)
-            if until < float("inf"):
-                counted.append(time.perf_counter() - started)
-            reply = json.loads(answer)["choices"][0]["message"]["content"]
-            messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": "And the next file?"}]
-            if until == float("inf"):
-                ready += 1
-                if ready == len(tokens):
-                    spent[0] = gateway_cpu_s(told)
-                    began.set()
-                await began.wait()
-                until = time.perf_counter() + seconds
+    async def turn(client: Client, token: str, history: History) -> None:
+        started = time.perf_counter()
+        answer = await client.ask(token, history.body)
+        latencies.append(time.perf_counter() - started)
+        history.go_on(reply(answer))
 
-    await asyncio.gather(*(one(number, token) for number, token in enumerate(tokens)))
-    return gateway_cpu_s(told) - spent[0], counted
+    async def one(client: Client, mine: list[tuple[str, History]], turns: int) -> None:
+        for token, history in mine:
+            try:
+                for _ in range(turns):
+                    await turn(client, token, history)
+            except RuntimeError as error:
+                errors.append(str(error))
+
+    every = [(token, History(number, size, stream=stream)) for number, token in enumerate(tokens)]
+    made = [(await loop.create_connection(Client, "127.0.0.1", port))[1] for _ in range(min(clients, len(tokens)))]
+    parts = [every[number :: len(made)] for number in range(len(made))]
+    await asyncio.gather(*(one(client, mine, 1) for client, mine in zip(made, parts, strict=True)))
+    latencies.clear()
+    before, started = spent(), time.perf_counter()
+    await asyncio.gather(*(one(client, mine, turns) for client, mine in zip(made, parts, strict=True)))
+    return Driven(len(latencies), time.perf_counter() - started, spent() - before, latencies, errors)
 
 
-def gateway_cpu_s(told: Connection) -> float:
-    """CPU seconds of the gateway's process so far."""
-    told.send(True)
-    return float(told.recv())
+def reply(answer: bytes) -> str:
+    """What an answer says, whole or streamed; nothing where it is the engine's own."""
+    if answer.startswith(b"{"):
+        return str(json.loads(answer)["choices"][0].get("message", {}).get("content", ""))
+    events = [line.removeprefix(b"data: ") for line in answer.split(b"\r\n") if line.startswith(b"data: {")]
+    return "".join(json.loads(event)["choices"][0]["delta"].get("content", "") for event in events)
+
+
+NGINX: Final = """daemon off; worker_processes 1; pid {place}/pid; error_log {place}/error.log;
+events {{ worker_connections 1024; }}
+http {{ access_log off; client_max_body_size 8m; client_body_buffer_size 2m;
+  client_body_temp_path {place}/body; proxy_temp_path {place}/proxy; fastcgi_temp_path {place}/fastcgi;
+  uwsgi_temp_path {place}/uwsgi; scgi_temp_path {place}/scgi; keepalive_requests 1000000;
+  upstream engine {{ server {engine}; keepalive 64; keepalive_requests 1000000; }}
+  server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass http://engine; proxy_http_version 1.1;
+    proxy_set_header Connection ""; proxy_request_buffering on; }} }} }}
+"""
+
+
+def nginx(engine_url: str, turns: int) -> dict[str, float]:
+    """The same bodies through nginx, one worker on one core; nothing where it is not installed."""
+    program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
+    if program is None:
+        return {}
+    with loopback() as sock, tempfile.TemporaryDirectory() as place:
+        port = int(sock.getsockname()[1])
+        sock.close()
+        engine = engine_url.removeprefix("http://")
+        Path(place, "conf").write_text(NGINX.format(place=place, engine=engine, port=port), encoding="utf-8")
+        os.chmod(place, 0o755)
+        core = str(min(os.sched_getaffinity(0)))
+        with subprocess.Popen(["taskset", "-c", core, program, "-c", f"{place}/conf"]) as process:
+            try:
+                children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+                poll(lambda: bool(children.read_text()), "nginx has its worker", 20, 0.02)
+                worker = Path(f"/proc/{children.read_text().split()[0]}/stat")
+
+                def spent() -> float:
+                    fields = worker.read_text().rpartition(")")[2].split()
+                    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+                driven = asyncio.run(drive(port, ["-"] * CLIENTS, turns, spent))
+            finally:
+                process.terminate()
+    return driven.figures("relay")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -195,38 +327,60 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true")
     given = parser.parse_args(arguments)
-    seconds = 1.0 if given.quick else 5.0
+    results, errors, peers = measure(quick=given.quick)
+    return emit("gateway", results, peers=peers, errors=errors, as_json=given.json)
+
+
+def measure(
+    *, quick: bool, names: Sequence[str] = ("relay", "bare", "gateway", "rendered", "megabyte", "streams")
+) -> tuple[dict[str, float], list[str], dict[str, dict[str, float]]]:
+    """Figures, what went wrong, and nginx's figures where it was asked too."""
     results: dict[str, float] = {}
+    errors: list[str] = []
+    peers: dict[str, dict[str, float]] = {}
+    sessions, turns = (CLIENTS, TURNS // 2) if quick else (CLIENTS * 8, TURNS)
     here, there = multiprocessing.Pipe()
     engine = multiprocessing.Process(target=engine_process, args=(there,), daemon=True)
     engine.start()
     url = here.recv()
     mine, its = multiprocessing.Pipe()
-    gateway = multiprocessing.Process(target=gateway_process, args=(its, url), daemon=True)
+    gateway = multiprocessing.Process(target=gateway_process, args=(its, url, sessions), daemon=True)
     gateway.start()
+
+    def spent() -> float:
+        mine.send(True)
+        return float(mine.recv())
+
     try:
-        port, made = mine.recv()
-        for number, name in enumerate(("bare", "gateway", "rendered")):
-            tokens = made[number * SESSIONS : (number + 1) * SESSIONS]
-            spent_s, counted = asyncio.run(drive(port, tokens, seconds, mine))
-            results[f"{name}_requests_per_s"] = len(counted) / seconds
-            results[f"{name}_cpu_ms_per_request"] = spent_s * 1000 / max(1, len(counted))
-            _, alone = asyncio.run(drive(port, tokens[:1], seconds / 2, mine))
-            results[f"{name}_p50_ms"] = statistics.median(alone) * 1000
-        results["gateway_added_p50_ms"] = results["gateway_p50_ms"] - engine_p50_ms(url)
+        port, tokens = mine.recv()
+        for name in names:
+            many = {"megabyte": 8, "streams": 4, "rendered": turns // 2}.get(name, turns * (1 if quick else 4))
+            driven = asyncio.run(
+                drive(port, tokens[name], turns if name == "gateway" else many, spent,
+                      clients=STREAMS if name == "streams" else CLIENTS,
+                      size=1 << 20 if name == "megabyte" else BODY_BYTES, stream=name == "streams")
+            )  # fmt: skip
+            results |= driven.figures(name)
+            results[f"{name}_errors"] = len(driven.errors)
+            errors += [f"{name}: {error}" for error in driven.errors[:3]]
+            if name in ("gateway", "rendered"):
+                alone = asyncio.run(drive(port, tokens[name][:1], turns, spent))
+                results[f"{name}_p50_ms"] = statistics.median(alone.latencies) * 1000
+        if "gateway" in names:
+            results["gateway_added_p50_ms"] = results["gateway_p50_ms"] - engine_p50_ms(url)
+        if "relay" in names and (figures := nginx(url, turns)):
+            peers["nginx"] = figures
     finally:
         gateway.kill()
         engine.kill()
-    return emit("gateway", results, as_json=given.json)
+    return results, errors, peers
 
 
 def engine_p50_ms(url: str) -> float:
-    """The engine's own answer to the same stream's ids, by the same client: what there is without a gateway."""
+    """The engine's own answer to as many ids, by the same client: what there is without a gateway."""
 
     async def ask() -> float:
-        chat = ChatTokenizer.load(POLICY)
-        ids = chat.encode("".join(str(message["content"]) for message in history(0)))
-        spent = []
+        ids, spent = IDS[: BODY_BYTES // 4], []
         async with EngineClient() as client:
             for _ in range(200):
                 started = time.perf_counter()

@@ -21,6 +21,7 @@ from stages.ledger.events import GroupSpec, ReplicaChanged, SessionClosed, Sessi
 from stages.ledger.fleet import Fleet
 from stages.ledger.machine import Ledger
 from stages.router.readings import Pressure, Reading
+from tests.bench import gateway
 from tests.bench.report import emit
 from tests.bench.routers.thrash import LIVE, SESSIONS, compared
 from tests.support.mock_engine import MockEngine
@@ -29,6 +30,7 @@ from tests.support.waiting import poll
 
 REPLICAS = 8
 CONNECTIONS = 64
+GATEWAY = ("gateway_added_p50_ms", "gateway_requests_per_s", "gateway_cpu_ms_per_request")
 
 
 def _fleet(count: int, capacity: int = 1000) -> Fleet:
@@ -193,7 +195,9 @@ def main(arguments: list[str] | None = None) -> int:
     thrash, peers = compared(LIVE if given.quick else SESSIONS)
     results |= thrash
     ratios = {f"thrash_x_{name}": thrash["thrash_s"] / found["thrash_s"] for name, found in peers.items()}
-    errors = [f"{key} is {results[key]}" for key in ("sessions_moved",) if results[key]]
+    captured, errors, _ = gateway.measure(quick=given.quick, names=("gateway",))
+    results |= {key: captured[key] for key in GATEWAY}
+    errors += [f"{key} is {results[key]}" for key in ("sessions_moved",) if results[key]]
     return emit("router", results, peers=peers, ratios=ratios, errors=errors, as_json=given.json)
 
 

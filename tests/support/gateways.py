@@ -11,9 +11,10 @@ from pathlib import Path
 from sandbox.directory import loopback
 from stages.chat import ChatTokenizer
 from stages.dialects import Completion
+from stages.engine_client import EngineClient
 from stages.gateway.server import GatewayServer, opened
 from stages.gateway.session import CaptureSession
-from stages.model import StreamModel
+from stages.model import Sampler, StreamModel
 from stages.trajectory import Chain, Sampling, VersionSpan
 from stages.wire import SessionOut
 
@@ -60,14 +61,32 @@ class SayingEngine:
         return Completion(ids, [-1.0 - n for n in range(len(ids))], finish, spans, min(8, len(token_ids)), 0.001)
 
 
+class RecordingEngine:
+    """A real engine; `prompts` and `completions` are what it was asked and what it said."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self.prompts: list[list[int]] = []
+        self.completions: list[Completion] = []
+
+    async def context_length(self, url: str) -> int:
+        return await self._client.context_length(url)
+
+    async def generate(
+        self, url: str, token_ids: Sequence[int], sampling: Sampling, *, name: str, timeout_s: float
+    ) -> Completion:
+        self.prompts.append(list(token_ids))
+        self.completions.append(await self._client.generate(url, token_ids, sampling, name=name, timeout_s=timeout_s))
+        return self.completions[-1]
+
+
 @dataclass
-class Gateway:
-    """What a test holds of one."""
+class Held:
+    """What a test holds of a gateway, whatever its engine is."""
 
     url: str
     session: CaptureSession
     model: StreamModel
-    engine: SayingEngine
     chat: ChatTokenizer
 
     @property
@@ -75,11 +94,27 @@ class Gateway:
         return self.model.trajectory().chains
 
 
-def model_over(engine: SayingEngine, chat: ChatTokenizer, sampling: Sampling | None = None) -> StreamModel:
-    """A worker's model over an engine of the test's."""
+@dataclass
+class Gateway(Held):
+    """One over an engine of the test's."""
+
+    engine: SayingEngine
+
+
+@dataclass
+class LiveGateway(Held):
+    """One over a real engine."""
+
+    engine: RecordingEngine
+
+
+def model_over(
+    engine: Sampler, chat: ChatTokenizer, sampling: Sampling | None = None, url: str = "http://replica-1"
+) -> StreamModel:
+    """A worker's model over an engine of the test's, or one at an address."""
 
     async def session(failed: str | None) -> SessionOut:
-        return SessionOut("1", "replica-1", "http://replica-1", 3)
+        return SessionOut("1", "replica-1", url, 3)
 
     return StreamModel(engine, session, chat, sampling or Sampling(max_tokens=512), name="t", patience_s=0.05)
 
@@ -95,10 +130,25 @@ async def gateway(
     session = CaptureSession(model, max_turns=max_turns)
     async with GatewayServer() as server, opened(server, session):
         port = await server.listen(loopback())
-        yield Gateway(f"http://127.0.0.1:{port}", session, model, engine, chat)
+        yield Gateway(f"http://127.0.0.1:{port}", session, model, chat, engine)
 
 
-def exact(held: Gateway) -> None:
+@contextlib.asynccontextmanager
+async def live_gateway(
+    url: str, key: str, *, sampling: Sampling | None = None, policy: Path = POLICY
+) -> AsyncIterator[LiveGateway]:
+    """A gateway with one session, in front of the engine at this address."""
+    chat = ChatTokenizer.load(policy)
+    async with EngineClient(api_key=key) as client:
+        engine = RecordingEngine(client)
+        model = model_over(engine, chat, sampling, url)
+        session = CaptureSession(model, max_turns=64)
+        async with GatewayServer() as server, opened(server, session):
+            port = await server.listen(loopback())
+            yield LiveGateway(f"http://127.0.0.1:{port}", session, model, chat, engine)
+
+
+def exact(held: Gateway | LiveGateway) -> None:
     """Every generation's prompt is the recorded stream up to where it was sampled: no token was encoded anew."""
     sampled = [(chain, turn) for chain in held.chains for turn in chain.turns]
     prompts = {tuple(prompt) for prompt in held.engine.prompts}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anthropic
@@ -11,95 +10,8 @@ import openai
 import pytest
 
 from stages.errors import LLMError
-from tests.support.gateways import Gateway, call, exact, gateway
-
-Calls = list[tuple[str, str, Any]]
-Ask = Callable[[Gateway, list[dict[str, Any]], bool], Awaitable[tuple[str, Calls, dict[str, Any], Any]]]
-"""Asks with a conversation in the dialect's own shape; content, calls (id, name, arguments), usage, what to say."""
-PARAMETERS = {"type": "object", "properties": {"command": {"type": "string"}}}
-COMMAND = {"command": "echo 19"}
-
-
-def openai_client(held: Gateway, **more: Any) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{held.url}/v1", api_key=held.session.token, max_retries=0, **more)
-
-
-def anthropic_client(held: Gateway, **more: Any) -> anthropic.AsyncAnthropic:
-    return anthropic.AsyncAnthropic(base_url=held.url, api_key=held.session.token, max_retries=0, **more)
-
-
-async def ask_chat(held: Gateway, messages: list[Any], stream: bool) -> Any:
-    tools: Any = [{"type": "function", "function": {"name": "bash", "parameters": PARAMETERS}}]
-    async with openai_client(held) as client:
-        if not stream:
-            answer = await client.chat.completions.create(model="m", messages=messages, tools=tools)
-            message, usage = answer.choices[0].message, answer.usage
-            assert answer.choices[0].finish_reason == ("tool_calls" if message.tool_calls else "stop")
-        else:
-            async with client.chat.completions.stream(
-                model="m", messages=messages, tools=tools, stream_options={"include_usage": True}
-            ) as events:
-                answer = await events.get_final_completion()
-            message, usage = answer.choices[0].message, answer.usage
-    calls = [(one.id, one.function.name, json.loads(one.function.arguments)) for one in message.tool_calls or []]
-    used = {"in": usage.prompt_tokens, "out": usage.completion_tokens}
-    said: dict[str, Any] = {"role": "assistant", "content": message.content}
-    if message.tool_calls:
-        said["tool_calls"] = [
-            {"id": c[0], "type": "function", "function": {"name": c[1], "arguments": json.dumps(c[2], indent=1)}}
-            for c in calls
-        ]
-    return message.content or "", calls, used, [said]
-
-
-def chat_result(call_id: str, text: str) -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": call_id, "content": [{"type": "text", "text": text}]}
-
-
-async def ask_responses(held: Gateway, messages: list[Any], stream: bool) -> Any:
-    tools: Any = [{"type": "function", "name": "bash", "parameters": PARAMETERS, "strict": False}]
-    async with openai_client(held) as client:
-        if stream:
-            async with client.responses.stream(model="m", input=messages, tools=tools) as events:
-                kinds = [event.type async for event in events]
-                answer = await events.get_final_response()
-            assert kinds[0] == "response.created" and kinds[-1] == "response.completed"
-        else:
-            answer = await client.responses.create(model="m", input=messages, tools=tools)
-    calls = [(one.call_id, one.name, json.loads(one.arguments)) for one in answer.output if one.type == "function_call"]
-    used = {"in": answer.usage.input_tokens, "out": answer.usage.output_tokens}
-    return answer.output_text, calls, used, [item.to_dict() for item in answer.output]
-
-
-def responses_result(call_id: str, text: str) -> dict[str, Any]:
-    return {"type": "function_call_output", "call_id": call_id, "output": text}
-
-
-async def ask_messages(held: Gateway, messages: list[Any], stream: bool) -> Any:
-    tools: Any = [{"name": "bash", "input_schema": PARAMETERS}]
-    async with anthropic_client(held) as client:
-        if stream:
-            async with client.messages.stream(model="m", max_tokens=300, messages=messages, tools=tools) as events:
-                answer: Any = await events.get_final_message()
-        else:
-            answer = await client.messages.create(model="m", max_tokens=300, messages=messages, tools=tools)
-    text = "".join(block.text for block in answer.content if block.type == "text")
-    calls = [(block.id, block.name, block.input) for block in answer.content if block.type == "tool_use"]
-    assert answer.stop_reason == ("tool_use" if calls else "end_turn")
-    used = {"in": answer.usage.input_tokens + answer.usage.cache_read_input_tokens, "out": answer.usage.output_tokens}
-    return text, calls, used, [{"role": "assistant", "content": [block.to_dict() for block in answer.content]}]
-
-
-def messages_result(call_id: str, text: str) -> dict[str, Any]:
-    content = [{"type": "tool_result", "tool_use_id": call_id, "content": [{"type": "text", "text": text}]}]
-    return {"role": "user", "content": content}
-
-
-DIALECTS: Any = pytest.mark.parametrize(
-    ("ask", "result"),
-    [(ask_chat, chat_result), (ask_responses, responses_result), (ask_messages, messages_result)],
-    ids=["chat", "responses", "messages"],
-)
+from tests.support.client_suite import COMMAND, DIALECTS, Ask, anthropic_client, ask_messages, openai_client
+from tests.support.gateways import call, exact, gateway
 
 
 @DIALECTS

@@ -9,6 +9,7 @@ import json
 import pytest
 
 from stages.errors import RolloutError
+from stages.gateway import answering
 from stages.gateway import server as wire
 from tests.support.gateways import Gateway, gateway
 
@@ -67,7 +68,7 @@ async def test_what_is_no_request_is_refused_and_closed(monkeypatch: pytest.Monk
 
 
 async def test_a_long_turn_keeps_its_stream_alive_and_ends_it_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "QUIET_S", 0.01)
+    monkeypatch.setattr(answering, "QUIET_S", 0.01)
     async with gateway([RolloutError("no engine")]) as held:
         held.engine.hold.clear()
         body = json.dumps({"messages": [{"role": "user", "content": "hello"}], "stream": True}).encode()
@@ -140,7 +141,7 @@ async def test_strangers_cost_little(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_request_that_breaks_the_gateway_gets_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     async with gateway(["one", "two"]) as held:
-        dialect = type(wire.ROUTES["/v1/chat/completions"])
+        dialect = type(answering.ROUTES["/v1/chat/completions"])
         asked = head(held, f"Content-Length: {len(BODY)}") + BODY
         with monkeypatch.context() as broken:
             broken.setattr(dialect, "write", lambda *_: 1 / 0)
