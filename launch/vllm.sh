@@ -10,7 +10,7 @@ stamp=.venv-vllm/.rollmill-lock
 if [ -x .venv-vllm/bin/python ] && cmp -s "$lock" "$stamp"; then exit 0; fi
 
 python=""
-for candidate in "${PYTHON:-}" python3.11 python3.12 python3.13 python3; do
+for candidate in "${PYTHON:-}" .venv/bin/python python3.11 python3.12 python3.13 python3; do
     [ -n "$candidate" ] && command -v "$candidate" >/dev/null 2>&1 || continue
     if "$candidate" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
         python=$candidate

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +19,7 @@ from typing import Any
 
 import httpx
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import workflows.policies
 from stages.chat import ChatTokenizer
@@ -29,7 +31,7 @@ from stages.model import StreamModel
 from stages.trajectory import Message, Sampling
 from stages.wire import SessionOut
 from tests.support.vllm_shapes import CHAT, COMPLETION, GENERATE, check_shape
-from tests.support.waiting import poll
+from tests.support.waiting import eventually, poll
 from workflows.tools.bash import SCHEMA
 
 POLICIES = Path(workflows.policies.__file__).parent
@@ -40,18 +42,21 @@ PROMPT = CHAT_TOKENS.encode(CHAT_TOKENS.render([Message("user", "12 + 7 - 4 = ?"
 MESSAGES = [{"role": "user", "content": "12 + 7 - 4 = ?"}]
 TOOLS = [dict(SCHEMA)]
 CONTEXT = 2048
-WAIT_S = 60.0
-LONG = 1000
-"""Tokens of a generation that must still run when something else has been seen, on a busy machine too."""
+WAIT_S = 240.0
 
 
 @dataclass
 class Engine:
-    """A running engine of the suite; `block` is the number of tokens of a block of its prefix cache."""
+    """A running engine of the suite.
+
+    `block` is the number of tokens of a block of its prefix cache, `long` that of a generation that must still run when
+    something else has been seen, on a busy machine too.
+    """
 
     url: str
     key: str
     block: int
+    long: int = 1000
     client: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
@@ -90,11 +95,11 @@ class Engine:
         poll(lambda: self.metric("num_requests_running") == 0, "nothing runs", WAIT_S, 0.02)
 
     @contextmanager
-    def generating(self, *, tokens: int = LONG, name: str | None = None, **params: Any) -> Iterator[Future[Any]]:
+    def generating(self, *, name: str | None = None, **params: Any) -> Iterator[Future[Any]]:
         """A long generation that has begun to draw; the block must see to its end."""
         self.idle()
         before = self.metric("generation_tokens_total")
-        body = {"max_tokens": tokens, "temperature": 1.0, "logprobs": 0, "ignore_eos": True, "seed": 7, **params}
+        body = {"max_tokens": self.long, "temperature": 1.0, "logprobs": 0, "ignore_eos": True, "seed": 7, **params}
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(self.generate, PROMPT, name, **body)
             poll(lambda: asked.done() or self.metric("generation_tokens_total") > before + 5, "it draws", WAIT_S, 0.01)
@@ -117,6 +122,15 @@ def recomputed(model: Qwen3, prompt: list[int], choice: dict[str, Any], params: 
     again = token_logprobs(logits, ids, params)
     told = [entry["logprob"] for entry in choice["logprobs"]["content"]]
     return max(abs(one - float(other)) for one, other in zip(told, again, strict=True))
+
+
+def endless(policy: Path, copy: Path) -> Path:
+    """The policy without a reason to end a turn: the logit of the id that ends it is 0, the highest far above."""
+    shutil.copytree(policy, copy)
+    tensors = load_file(copy / "model.safetensors")
+    tensors["lm_head.weight"][sorted(CHAT_TOKENS.eos_ids)] = 0.0
+    save_file(tensors, copy / "model.safetensors")
+    return copy
 
 
 class EngineSuite:
@@ -289,7 +303,9 @@ class EngineSuite:
         model = Qwen3.load(TINY)
         for seed in (1, 2):
             answer = engine.generate(PROMPT, max_tokens=100, seed=seed, logprobs=0, ignore_eos=True, **shape)
-            assert recomputed(model, PROMPT, answer["choices"][0], SamplingParams(**shape)) < 1e-4
+            (choice,) = answer["choices"]
+            assert recomputed(model, PROMPT, choice, SamplingParams(**shape)) < 1e-4
+            assert min(entry["logprob"] for entry in choice["logprobs"]["content"]) < -0.1
 
     def test_a_repeated_prompt_is_cached_by_blocks(self, engine: Engine) -> None:
         engine.idle()
@@ -327,26 +343,26 @@ class EngineSuite:
             assert engine.post("/resume") == {"status": "resumed"}
             choice = asked.result(WAIT_S)["choices"][0]
             newcomer.join(WAIT_S)
-        assert len(choice["token_ids"]) == LONG and late[0]["choices"][0]["token_ids"]
+        assert len(choice["token_ids"]) == engine.long and late[0]["choices"][0]["token_ids"]
         assert recomputed(Qwen3.load(TINY), PROMPT, choice, SamplingParams()) < 1e-4
         assert engine.client.get("/is_paused").json() == {"is_paused": False}
 
     def test_pausing_may_wait_or_abort(self, engine: Engine) -> None:
         with engine.generating() as asked:
             engine.post("/pause", mode="wait")
-            assert len(asked.result(WAIT_S)["choices"][0]["token_ids"]) == LONG
+            assert len(asked.result(WAIT_S)["choices"][0]["token_ids"]) == engine.long
             engine.post("/resume")
         with engine.generating() as asked:
             engine.post("/pause", mode="abort")
             choice = asked.result(WAIT_S)["choices"][0]
             engine.post("/resume")
-        assert choice["finish_reason"] == "abort" and 0 < len(choice["token_ids"]) < LONG
+        assert choice["finish_reason"] == "abort" and 0 < len(choice["token_ids"]) < engine.long
 
     def test_an_aborted_request_gives_what_it_drew(self, engine: Engine) -> None:
         with engine.generating(name="to-abort") as asked:
             engine.control(lambda control: control.abort(engine.url, ["generate-tokens-to-abort"]))
             choice = asked.result(WAIT_S)["choices"][0]
-        assert choice["finish_reason"] == "abort" and 0 < len(choice["token_ids"]) < LONG
+        assert choice["finish_reason"] == "abort" and 0 < len(choice["token_ids"]) < engine.long
         assert recomputed(Qwen3.load(TINY), PROMPT, choice, SamplingParams()) < 1e-4
 
     def test_a_client_that_goes_takes_its_request_along(self, engine: Engine) -> None:
@@ -371,13 +387,49 @@ class EngineSuite:
             engine.control(lambda control: control.swap(engine.url, 19, TINY))
         first, second = choice["weight_versions"]
         assert (first["version"], second["version"]) == ("17", "18")
-        assert (first["start"], first["end"], second["end"]) == (0, second["start"], LONG)
+        assert (first["start"], first["end"], second["end"]) == (0, second["start"], engine.long)
         ids, told = choice["token_ids"], [entry["logprob"] for entry in choice["logprobs"]["content"]]
         for span, directory in ((first, TINY), (second, HALF)):
             logits = Qwen3.load(directory).logits(PROMPT + ids)[len(PROMPT) - 1 : -1]
             again = token_logprobs(logits, ids, SamplingParams())
             within = range(span["start"], span["end"])
             assert max(abs(told[n] - float(again[n])) for n in within) < 1e-4, span
+
+    async def test_new_weights_in_mid_turn_leave_one_trajectory_each_span_right(
+        self, engine: Engine, tmp_path: Path
+    ) -> None:
+        weights = {17: endless(TINY, tmp_path / "tiny"), 18: endless(HALF, tmp_path / "half")}
+        sampling = Sampling(temperature=0.7, top_p=0.9, max_tokens=engine.long, seed=7)
+
+        async def open_session(failed: str | None) -> SessionOut:
+            return SessionOut("1", "r", engine.url, 17)
+
+        async with EngineClient(api_key=engine.key) as client, EngineControl(api_key=engine.key) as control:
+            model = StreamModel(client, open_session, CHAT_TOKENS, sampling, name="t")
+            try:
+                await control.swap(engine.url, 17, weights[17])
+                drawn = engine.metric("generation_tokens_total")
+                asked = asyncio.create_task(model.generate(messages=[Message("user", "12 + 7 = ?")], tools=[SCHEMA]))
+                await eventually(
+                    lambda: asked.done() or engine.metric("generation_tokens_total") > drawn + 5, "it draws", WAIT_S
+                )
+                assert not asked.done()
+                await control.swap(engine.url, 18, weights[18])
+                await asyncio.wait_for(asked, WAIT_S)
+            finally:
+                await control.swap(engine.url, 19, TINY)
+        (chain,) = model.trajectory().chains
+        (turn,) = chain.turns
+        first, second = chain.policy_versions
+        assert (first.version, first.start, second.version, second.end) == (17, turn.start, 18, turn.end)
+        assert first.start < first.end == second.start < second.end
+        assert [n for n, drawn in enumerate(chain.loss_mask) if drawn] == list(range(turn.start, turn.end))
+        shape = SamplingParams(temperature=0.7, top_p=0.9)
+        for span in (first, second):
+            logits = Qwen3.load(weights[span.version]).logits(chain.token_ids)[:-1]
+            again = token_logprobs(logits, chain.token_ids[1:], shape)
+            within = range(span.start, span.end)
+            assert max(abs(chain.logprobs[n] - float(again[n - 1])) for n in within) < 1e-4, span
 
     def test_weights_that_cannot_be_loaded_never_reach_the_engine(self, engine: Engine, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text("{}")

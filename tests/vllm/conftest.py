@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from threading import Thread
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,8 @@ PYTHON = os.environ.get("ROLLMILL_TEST_VLLM")
 """An interpreter that has vLLM; `make test-vllm` names it."""
 KEY = "a-key-of-the-tests"
 BLOCK = 32
+LONG = 250
+"""A second of drawing on an idle machine."""
 collect_ignore_glob = [] if PYTHON else ["test_*.py"]
 
 
@@ -29,6 +33,17 @@ def config() -> Config:
     return replace(
         made, fleet=replace(made.fleet, name="vllm", model="tiny", python=PYTHON, replicas=2, extra_args=more)
     )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Runs that start servers of their own go first, before the shared ones are there: never four at once.
+
+    The first test that needs the shared ones waits for their start: on a busy machine that takes minutes.
+    """
+    for item in items:
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(1500))
+    items.sort(key=lambda item: "engine" in item.fixturenames or "engines" in item.fixturenames)  # type: ignore[attr-defined]
 
 
 class Servers:
@@ -66,10 +81,21 @@ def servers() -> Iterator[list[Vllm]]:
 @pytest.fixture(scope="session")
 def engine(servers: list[Vllm]) -> Engine:
     """The first of them."""
-    return Engine(servers[0].url, KEY, BLOCK)
+    return Engine(servers[0].url, KEY, BLOCK, LONG)
 
 
 @pytest.fixture(scope="session")
 def engines(servers: list[Vllm]) -> list[Engine]:
     """Both."""
-    return [Engine(one.url, KEY, BLOCK) for one in servers]
+    return [Engine(one.url, KEY, BLOCK, LONG) for one in servers]
+
+
+@pytest.fixture
+def tell(capfd: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Shows a test's figures, also where it passes: docs/engines.md has them."""
+
+    def show(**figures: Any) -> None:
+        with capfd.disabled():
+            print(f"\n{request.node.name}: {json.dumps(figures)}")
+
+    return show
