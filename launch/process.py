@@ -12,6 +12,7 @@ from pathlib import Path
 
 KINDS = ("router", "replica", "init", "run", "eval", "trainer")
 SERVERS = frozenset({"router", "replica"})
+WORKERS = frozenset({"init", "run", "eval"})
 IN_JOB = "ROLLMILL_ATTEMPT"
 """Environment variable that a job's leader sets: the run's attempt."""
 ORPHAN_TTLS = 4
@@ -52,8 +53,8 @@ def main(argv: list[str]) -> int:
 
 
 def _run(kind: str, body: object) -> None:
-    """Servers run on uvloop; workers on asyncio's own loop, whose subprocesses are twice as fast."""
-    if kind in SERVERS:
+    """Servers and workers run on uvloop; what starts subprocesses by asyncio does so on its own loop, twice as fast."""
+    if kind in SERVERS or kind in WORKERS:
         from stages.web import run
 
         run(body)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import socket
 import stat
@@ -17,6 +18,8 @@ from sandbox.protocols import SandboxSpec
 from sandbox.scratch import remove_tree
 from sandbox.usage import STAGE
 
+_FEW = 64
+"""Names in a sandbox's root that are looked at without a thread."""
 TOKEN_NAME = "ROLLMILL_SANDBOX"  # noqa: S105 - a variable that marks processes, no secret
 
 
@@ -91,9 +94,14 @@ class DirectoryGround:
         del pid
         return self._directory / "root"
 
+    def untouched(self) -> bool:
+        """See `Ground.untouched`; a root of many names is not looked at here."""
+        return self._began is not None and _fingerprint(self._directory / "root", _FEW) == self._began
+
     def trees(self) -> Mapping[bytes, Path]:
         """A copy of the root with the layers' deletions marked; empty where nothing was changed since the start."""
-        remove_tree(self._directory / f"{STAGE}{self._stages}")  # of the last pack
+        if self._stages:
+            remove_tree(self._directory / f"{STAGE}{self._stages}")  # of the last pack
         self._stages += 1
         stage = self._directory / f"{STAGE}{self._stages}"
         try:
@@ -106,19 +114,24 @@ class DirectoryGround:
         return {b"": stage}
 
 
-def _fingerprint(root: Path) -> bytes | None:
-    """Of all names below and including the root: two are equal where nothing was changed; None: not all can be read.
+def _fingerprint(root: Path, most: int | None = None) -> bytes | None:
+    """Of all names below and including the root: two are equal where nothing was changed.
+
+    None where not all of them can be read, or where they are more than `most`.
 
     A time of change is what its owner cannot set, and the time of writing tells changes within one tick of the clock:
     files begin with that of their layer.
     """
     found = hashlib.blake2b(digest_size=16)
-    pending = [os.fsencode(root)]
+    pending, names = [os.fsencode(root)], 0
     try:
         found.update(_facts(b"", root.lstat()))
         while pending:
             with os.scandir(pending.pop()) as entries:
-                for entry in sorted(entries, key=lambda entry: entry.name):
+                for entry in sorted(itertools.islice(entries, most), key=lambda entry: entry.name):
+                    names += 1
+                    if names == most:
+                        return None
                     status = entry.stat(follow_symlinks=False)
                     found.update(_facts(entry.path, status))
                     if stat.S_ISDIR(status.st_mode):

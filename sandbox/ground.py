@@ -89,6 +89,10 @@ class Ground(Protocol):
         """The sandbox's root as this process reaches it, while process `pid` of it runs."""
         ...
 
+    def untouched(self) -> bool:
+        """Whether it is certain that nothing was changed since the start; at most microseconds, no thread is needed."""
+        ...
+
     def trees(self) -> Mapping[bytes, Path]:
         """The changes to pack: mount point relative to the root (b"" for the root) -> directory in overlay format."""
         ...

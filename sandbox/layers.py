@@ -79,6 +79,16 @@ def pack(
     return PackedLayer(sink.digest, size, str(out_file), sink.tar_bytes, entries, walk.skipped)
 
 
+def pack_nothing(out_file: Path) -> PackedLayer:
+    """The layer without entries, as `pack` makes it, in a file that appears whole. Blocks."""
+    temporary = out_file.with_name(f".{out_file.name}.{os.urandom(6).hex()}.tmp")
+    with temporary.open("xb") as file:
+        sink = _Sink(file, DEFAULT_MAX_BYTES)
+        sink.finish()
+    temporary.rename(out_file)
+    return PackedLayer(sink.digest, out_file.stat().st_size, str(out_file), sink.tar_bytes, 0, 0)
+
+
 def unpack(
     source: BinaryIO,
     directory: Path,

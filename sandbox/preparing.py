@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import functools
 import os
 import resource
 import shutil
@@ -59,7 +60,11 @@ def start_light(message: dict[str, Any], pipe_read: int, rows: int, columns: int
     Raises:
         OSError: it could not be started.
     """
-    program = shutil.which(message["argv"][0], path=message["env"].get("PATH"))
+    wanted = message["argv"][0], message["env"].get("PATH")
+    program = _found(*wanted)
+    if program is None or not os.access(program, os.X_OK):  # what was not there may be there now, and the other way
+        _found.cache_clear()
+        program = _found(*wanted)
     if program is None:
         raise FileNotFoundError(f"The command was not found or was not executable: {message['argv'][0]}.")
     master, terminal = os.openpty()
@@ -107,15 +112,30 @@ def limit(kind: int, value: int) -> None:
 
 
 def _allowed(kind: int, value: int) -> tuple[int, int]:
-    hard = resource.getrlimit(kind)[1]
+    hard = _hard_limit(kind)
     allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
     return allowed, allowed
 
 
+@functools.lru_cache(maxsize=64)
+def _found(program: str, path: str | None) -> str | None:
+    return shutil.which(program, path=path)
+
+
+@functools.cache
+def _hard_limit(kind: int) -> int:
+    """What this process may have at most; nobody changes that for the spawner."""
+    return resource.getrlimit(kind)[1]
+
+
 def _go_first(pid: int | str) -> None:
     """Where memory runs out, these go before the worker and the node's other jobs."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/oom_score_adj", "w", encoding="ascii") as file:
-        file.write("1000")
+    with contextlib.suppress(OSError):
+        descriptor = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, b"1000")
+        finally:
+            os.close(descriptor)
 
 
 def become(message: dict[str, Any], descriptors: tuple[int, int, int]) -> NoReturn:

@@ -12,8 +12,9 @@ from typing import Self
 from sandbox.errors import SandboxUnavailable
 from sandbox.ground import Ground
 from sandbox.kernel.layer import KernelLayer, user_cache
+from sandbox.layers import pack_nothing
 from sandbox.limits import UNBOUNDED, Bounds, most_processes, resource_limits
-from sandbox.protocols import SandboxSpec
+from sandbox.protocols import PackedLayer, SandboxSpec
 from sandbox.pty_sandbox import PtySandbox
 from sandbox.scratch import make_private, remove_tree
 from sandbox.spawn_client import SpawnClient
@@ -36,6 +37,7 @@ class PtyBackend(ABC):
         self._layer = KernelLayer(self._spawner, self._open_home, cache=user_cache())
         self._sandboxes: set[PtySandbox] = set()
         self._made = 0
+        self._empty: PackedLayer | None = None
         self._bounds, self._watchdog = bounds, Watchdog(self._scratch, lambda: self._sandboxes)
         self._spawner.limit(resource_limits(bounds), self._processes)
 
@@ -49,11 +51,19 @@ class PtyBackend(ABC):
         home = self._own_home()
         self._made += 1
         ground = self._ground(spec, home, home / f"s{self._made}")
-        sandbox = PtySandbox(ground, self._spawner, self._layer, self._sandboxes.discard, self._bounds)
+        sandbox = PtySandbox(
+            ground, self._spawner, self._layer, self._sandboxes.discard, self._bounds, nothing=self._nothing
+        )
         self._sandboxes.add(sandbox)
         if self._bounds.watched:
             self._watchdog.ensure()
         return sandbox
+
+    async def _nothing(self) -> PackedLayer:
+        """The layer of whoever changed nothing: one file for all of them."""
+        if self._empty is None:
+            self._empty = await asyncio.to_thread(pack_nothing, self._own_home() / "nothing.tar.zst")
+        return self._empty
 
     async def close(self) -> None:
         """See `SandboxBackend.close`."""

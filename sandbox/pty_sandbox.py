@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -36,12 +36,14 @@ class PtySandbox:
         layer: our ipykernel, for images that have none.
         on_stop: tells the backend that it is gone.
         bounds: what it may use; its backend's watchdog ends it when it uses more.
+        nothing: gives the layer of a sandbox in which nothing was changed.
     """
 
     def __init__(
         self, ground: Ground, spawner: SpawnClient, layer: KernelLayer, on_stop: Callable[[PtySandbox], None],
-        bounds: Bounds = UNBOUNDED,
+        bounds: Bounds = UNBOUNDED, *, nothing: Callable[[], Awaitable[PackedLayer]],
     ) -> None:  # fmt: skip
+        self._nothing = nothing
         self._ground, self._spawner, self._on_stop, self.bounds = ground, spawner, on_stop, bounds
         self._exceeded: LimitExceeded | None = None
         limits = ground.spec.limits
@@ -56,6 +58,8 @@ class PtySandbox:
         self._running: Running | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._packs = 0
+        self._made = False
+        """Whether its directory may be there."""
 
     @property
     def shell(self) -> Terminal:
@@ -163,10 +167,12 @@ class PtySandbox:
                 raise SandboxError(f"cannot remove {self._ground.directory}", boundary="stop")
 
     async def pack(self, *, paths: Sequence[str] = ("/",), exclude: Sequence[str] = ()) -> PackedLayer:
-        """See `Sandbox.pack`; the file lies in the sandbox's own directory."""
+        """See `Sandbox.pack`; the file lies in the sandbox's own directory, or is that of all who changed nothing."""
         self._refuse_stopped()
         await self.start()  # a sandbox that was never used has an empty layer, not none
         self._terminal.refuse_if_ended()  # what a signal from outside left half done is nobody's work
+        if self._ground.untouched():
+            return await self._nothing()
         self._packs += 1
         target, limits = self._ground.directory / f"layer{self._packs}.tar.zst", self._ground.spec.limits
 
@@ -189,6 +195,7 @@ class PtySandbox:
     async def _launch(self) -> Spawned:
         self._refuse_stopped()
         if self._entry is None:
+            self._made = True
             self._entry = await asyncio.to_thread(self._ground.prepare)
             if self._stopping is not None:  # its directory was made once more
                 await asyncio.to_thread(remove_tree, self._ground.directory)
@@ -225,14 +232,14 @@ class PtySandbox:
             raise
         return started
 
-    async def _end_tools(self) -> None:
+    async def _end_tools(self, remove: Path | None = None) -> None:
         """End whatever runs in the sandbox; further shells go first, for they live in what the first one holds."""
         try:
             ended = await asyncio.gather(*(one.close() for one in self._opened), return_exceptions=True)
             self._opened = [one for one in self._opened if isinstance(one, Terminal)]
             await self._python.kill()
         finally:  # whatever would not go goes with the first shell's namespaces
-            await self._terminal.kill()
+            await self._terminal.kill(remove)
         for failed in ended:
             if isinstance(failed, BaseException):
                 raise failed
@@ -261,12 +268,13 @@ class PtySandbox:
     async def _stop(self) -> None:
         try:
             try:
-                await self._end_tools()
+                await self._end_tools(self._ground.directory if self._running is None else None)
             finally:
                 if self._running is not None:
                     await self._running.end()
         finally:
-            gone = await asyncio.to_thread(remove_tree, self._ground.directory)
+            gone = not self._made or not self._ground.directory.exists()
+            gone = gone or await asyncio.to_thread(remove_tree, self._ground.directory)
             self._on_stop(self)
         if not gone:
             raise SandboxError(f"cannot remove {self._ground.directory}: remove it by hand", boundary="stop")

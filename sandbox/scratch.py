@@ -112,6 +112,23 @@ def remove_tree(path: Path) -> bool:
     return True
 
 
+def remove_few(path: Path, most: int = 64) -> None:
+    """Remove a directory that holds at most so many names, whatever their depth; a larger one stays as it is."""
+    pending, names = [os.fspath(path)], 0
+    try:
+        while pending:
+            with os.scandir(pending.pop()) as entries:
+                for entry in entries:
+                    names += 1
+                    if names > most:
+                        return
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(entry.path)
+    except OSError:  # gone, or nothing that can be read: who waits for its end removes it in its own time
+        return
+    remove_tree(path)
+
+
 def _removed(name: str, directory: int) -> bool:
     """Remove what one call can remove: anything but a directory, and an empty directory. False: there is more in it."""
     try:

@@ -182,10 +182,13 @@ class SpawnClient:
         if self._link is not None and pid in self._exits:
             self._send({"op": "interrupt", "pid": pid})
 
-    def kill(self, pid: int, token: str | None = None) -> None:
-        """SIGKILL a spawned process with its group, and every process started with `token` in its environment."""
+    def kill(self, pid: int, token: str | None = None, remove: Path | None = None) -> None:
+        """SIGKILL a spawned process with its group, and every process started with `token` in its environment.
+
+        The directory `remove` goes before the exit is told, where that is done soon; else it is left.
+        """
         if self._link is not None and (pid in self._exits or token):
-            self._send({"op": "kill", "pid": pid, "token": token})
+            self._send({"op": "kill", "pid": pid, "token": token, "remove": None if remove is None else str(remove)})
 
     async def close(self, timeout_s: float = 15.0) -> None:
         """End the spawner, and with it everything that it started; idempotent."""

@@ -7,8 +7,8 @@ started can slip away to PID 1, and when its socket ends (the worker is gone, ho
 and removes the directories that it was told of.
 
 Messages in, by "op": spawn and execute (id, argv, env, cwd, token), join and terminal (id, and as sandbox.joining
-says), settle and interrupt (pid), kill (pid, token), own (path), limit (limits of each process started from then
-on, by kind; processes: most of them in a sandbox whose namespaces are joined).
+says), settle and interrupt (pid), kill (pid, token, remove: a directory that goes too where it is small), own (path),
+limit (of each process started from then on, by kind; processes: most of them in a sandbox whose namespaces are joined).
 Messages out: {"id","pid"} with descriptors (spawn: terminal, command pipe; execute: input, output, report; join: a
 socket a channel, output; terminal: as spawn) or {"id","error"}, and {"exit":pid,"status"}.
 """
@@ -36,7 +36,7 @@ from sandbox.joining import COMMAND_FD, join, join_terminal, listen
 from sandbox.leftovers import VARIABLE
 from sandbox.preparing import LIMITS, REPORT_FD, WORKERS_SIGNALS, become, limit, prepare, prepare_shell, start_light
 from sandbox.procfields import PARENT, stat_fields
-from sandbox.scratch import remove_tree
+from sandbox.scratch import remove_few, remove_tree
 
 MESSAGE_BYTES = 192 * 1024
 """Largest packet; above it a Unix socket's default send buffer refuses."""
@@ -50,12 +50,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def children_of(pid: int) -> list[int]:
     """Process ids of the direct children; empty when the process is gone."""
+    found: list[int] = []
     try:
-        threads = list(Path(f"/proc/{pid}/task").iterdir())  # a child stands with the thread that forked it
-        return [int(word) for thread in threads for word in (thread / "children").read_text().split()]
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - a child stands with the thread that forked it
+            with open(f"/proc/{pid}/task/{thread}/children", "rb", buffering=0) as file:
+                found += map(int, file.read().split())
+        return found
     except OSError:
-        pass
-    found = []
+        found.clear()
     for other in [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]:
         with contextlib.suppress(OSError, ValueError, IndexError):
             if int(stat_fields(other)[PARENT]) == pid:
@@ -70,7 +72,7 @@ def carriers_of(token: str, roots: Iterable[int]) -> list[int]:
     while pending:
         pid = pending.pop()
         pending += children_of(pid)
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
             if wanted in b"\0" + file.read():
                 found.append(pid)
     return found
@@ -107,6 +109,7 @@ class Spawner:
         self._statuses: dict[int, int] = {}
         self._executed: dict[int, str | None] = {}  # pid -> the token of what must end with it
         self._ending: dict[int, str | None] = {}  # pid that was killed -> the token of what goes with it
+        self._removing: dict[int, str | None] = {}  # pid that was killed -> the directory that goes with it
         self._environments: dict[int, dict[str, str]] = {}
         self._owned: list[Path] = []
         self._processes: int | None = None
@@ -119,15 +122,13 @@ class Spawner:
         while True:
             for fd, _ in poll.poll():
                 if fd == wakeup:
-                    numbers = os.read(wakeup, 4096)
-                    if WORKER_DIED in numbers:
+                    if WORKER_DIED in os.read(wakeup, 4096):
                         return
                     self._reap()
-                else:
-                    packet = self._link.recv(MESSAGE_BYTES)
-                    if not packet:
-                        return
+                elif packet := self._link.recv(MESSAGE_BYTES):
                     self._handle(json.loads(packet))
+                else:
+                    return
 
     def _handle(self, message: dict[str, Any]) -> None:
         operation = message["op"]
@@ -149,7 +150,7 @@ class Spawner:
             if message["pid"] in self._started:
                 self._started[message["pid"]] = set(children_of(message["pid"]))
         elif operation == "kill":
-            self._end(message["pid"], message.get("token"))
+            self._end(message["pid"], message.get("token"), message.get("remove"))
         elif operation == "own":
             self._owned.append(Path(message["path"]))
         elif operation == "limit":
@@ -226,15 +227,12 @@ class Spawner:
             if message["sandbox"] not in self._started.keys() - self._statuses.keys():
                 raise ProcessLookupError("the sandbox has ended")
             descriptor = listen(message["sandbox"], children_of, prepare)
+            try:
+                socket.send_fds(self._link, [json.dumps({"id": message["id"]}).encode()], [descriptor])
+            finally:
+                os.close(descriptor)
         except OSError as error:
             self._send({"id": message["id"], "error": str(error)})
-            return
-        try:
-            socket.send_fds(self._link, [json.dumps({"id": message["id"]}).encode()], [descriptor])
-        except OSError as error:
-            self._send({"id": message["id"], "error": str(error)})
-        finally:
-            os.close(descriptor)
 
     def _prepare_joined(self) -> None:
         """In a child that is about to join a sandbox's user namespace, in which alone its processes are counted."""
@@ -242,12 +240,12 @@ class Spawner:
         if self._processes is not None:
             limit(resource.RLIMIT_NPROC, self._processes)
 
-    def _end(self, pid: int, token: str | None) -> None:
+    def _end(self, pid: int, token: str | None, remove: str | None) -> None:
         """SIGKILL a started process, its group, and all that carry the token."""
         carriers = self._carriers(token) if token else []  # while all are still where they were started
         if pid in self._started and pid not in self._statuses:
             self._started[pid] |= set(children_of(pid))
-            self._ending[pid] = token
+            self._ending[pid], self._removing[pid] = token, remove
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
             _kill(pid)
@@ -288,6 +286,8 @@ class Spawner:
                 waiting -= {one for one in waiting if not Path(f"/proc/{one}").exists()}  # others have reaped them
             for ended in [p for p, left in self._started.items() if p in self._statuses and not left]:
                 del self._started[ended], self._environments[ended]
+                if place := self._removing.pop(ended, None):
+                    remove_few(Path(place))
                 self._send({"exit": ended, "status": self._statuses.pop(ended)})
 
     def _end_session(self, session: int, token: str | None, children: set[int]) -> set[int]:

@@ -10,8 +10,9 @@ import signal
 import termios
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
-from sandbox.bashtext import RUN_LINE, SETUP_LINE, command_packet, setup_script
+from sandbox.bashtext import NONCE_CHARS, command_packet, setup_packet, setup_script
 from sandbox.errors import SandboxError, ShellDied
 from sandbox.foreground import signal_foreground
 from sandbox.marker import BoundedOutput, Marker, MarkerScanner
@@ -59,9 +60,8 @@ class Terminal:
         self._cwd, self._first = first.cwd, first if state else None
         self.lock = asyncio.Lock()  # its holder alone starts a shell or uses one
         self._process: Spawned | None = None
-        self._started, self._lost, self._ended_by = False, False, ""
+        self._started, self._lost, self._ended_by, self._own_group = False, False, "", 0
         self.ended_for: SandboxError | None = None
-        self._own_group = 0
         self._modes: list[int | list[bytes | int]] = []
         self._output = BoundedOutput(limits.output_bytes)
         # The command in flight: its scanner until it has ended, then its marker (None: the shell ended instead).
@@ -69,9 +69,8 @@ class Terminal:
         self._marker: Marker | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._deadline = 0.0
+        self._deadline, self._cancelled = 0.0, False
         self._commands: Outbox | None = None
-        self._cancelled = False
 
     @property
     def process(self) -> Spawned | None:
@@ -119,11 +118,11 @@ class Terminal:
         started = time.perf_counter()
         restarted = await self._ready()
         try:
-            packet = command_packet(command, nonce := secrets.token_hex(8))
+            packet, line = command_packet(command, nonce := secrets.token_hex(NONCE_CHARS // 2))
         except ValueError as error:
             return CommandResult(2, f"{error}\n", self._cwd, 0.0, restarted=restarted)
         self._cancelled = True  # until the contrary is known: a cancelled call leaves its command running
-        self._send(packet, nonce, RUN_LINE)
+        self._send(packet, nonce, line)
         timed_out = not await self._wait(timeout_s)
         if timed_out:
             await self._end_command()
@@ -138,15 +137,15 @@ class Terminal:
         spent_s = time.perf_counter() - started
         return CommandResult(exit_code, output.text(), self._cwd, spent_s, output.truncated, timed_out, restarted)
 
-    async def kill(self) -> None:
-        """SIGKILL the shell and all in its sandbox, and wait until they are gone; idempotent.
+    async def kill(self, remove: Path | None = None) -> None:
+        """SIGKILL the shell and all in its sandbox, and wait until they are gone; idempotent; see SpawnClient.kill.
 
         Raises:
             ShellDied: something is still there at the deadline.
         """
         if (process := self._process) is None:
             return
-        self._drop(process)
+        self._drop(process, remove)
         try:
             async with asyncio.timeout(self._limits.start_s):
                 await asyncio.shield(process.exited)
@@ -162,11 +161,11 @@ class Terminal:
         process.exited.add_done_callback(lambda _: self._on_exit(process))
         self._output = BoundedOutput(self._limits.output_bytes)
         try:
-            nonce = secrets.token_hex(8)
             # A shell that is started again has the sandbox's own variables.
             first = None if self._started else self._first
             script = setup_script(self._workspace, self._cwd, first, in_job="SLURM_JOB_ID" in os.environ)
-            self._send(command_packet(script, nonce), nonce, SETUP_LINE)
+            packet, line = setup_packet(script, nonce := secrets.token_hex(NONCE_CHARS // 2))
+            self._send(packet, nonce, line)
             ended = await self._wait(self._limits.start_s)
         except asyncio.CancelledError:
             self._drop(process)
@@ -179,7 +178,8 @@ class Terminal:
             raise ShellDied(f"the shell {what}; the terminal said: {said}", boundary="start")
         self._own_group = os.tcgetpgrp(process.master)
         self._modes = termios.tcgetattr(process.master)
-        self._spawner.settle(process.pid)
+        if self._token is None:  # with one the process is bash itself, which has started nothing yet
+            self._spawner.settle(process.pid)
         self._started = True
         self._accept(marker)
 
@@ -331,10 +331,10 @@ class Terminal:
             self._scanner.flush()
             self._end(None)
 
-    def _drop(self, process: Spawned) -> None:
+    def _drop(self, process: Spawned, remove: Path | None = None) -> None:
         """Kill it and close this side of its terminal."""
         self._process = None
-        self._spawner.kill(process.pid, self._token)
+        self._spawner.kill(process.pid, self._token, remove)
         asyncio.get_running_loop().remove_reader(process.master)
         if self._commands is not None:
             self._commands.close()

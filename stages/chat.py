@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,10 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.runtime
 import jinja2.sandbox
+import jinja2.utils
+import msgspec
 from tokenizers import Tokenizer
 
 from stages.errors import StageError
@@ -21,6 +25,8 @@ from stages.trajectory import Message, ToolCall
 MessageLike = Message | Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]]
 
+_TEXTS, _TEXT_BYTES = 1024, 4096
+"""How many JSON texts are remembered, and of which length at most."""
 _PROBE = "probe-5d1f"
 """A content that no template changes or contains: finds what stands after an assistant's content."""
 
@@ -63,7 +69,10 @@ class ChatTokenizer:
             self._template = _environment().from_string(template)
         except jinja2.TemplateError as error:
             raise ChatError(f"the chat template is no valid Jinja: {error}") from error
+        self._template.globals = dict(self._template.globals)  # copied by each rendering: a dict, not a chain of them
         self._turn_tail: str | None = None
+        # A group's rollouts begin with one prompt: the last ones' ids are remembered, and not to be changed.
+        self.encode_prompt: Callable[[str], list[int]] = functools.lru_cache(maxsize=16)(self.encode)
 
     @classmethod
     def load(cls, model_dir: Path) -> ChatTokenizer:
@@ -107,8 +116,7 @@ class ChatTokenizer:
         Raises:
             ChatError: the id is not in the vocabulary.
         """
-        token = self._tokenizer.id_to_token(token_id)
-        if token is None:
+        if (token := self._tokenizer.id_to_token(token_id)) is None:
             raise ChatError(f"token id {token_id} is not in the vocabulary of {self.vocab_size}")
         return str(token)
 
@@ -161,9 +169,7 @@ class ChatTokenizer:
         """
         before = self.render(previous, tools, add_generation_prompt=False)
         after = self.render([*previous, *new], tools, add_generation_prompt=True)
-        if not after.startswith(before):
-            return None
-        return self._tail_after(ended) + after[len(before) :]
+        return self._tail_after(ended) + after[len(before) :] if after.startswith(before) else None
 
     def _tail_after(self, ended: bool) -> str:
         if ended:
@@ -183,9 +189,42 @@ _CONFIGS = ("generation_config.json", "config.json", "tokenizer_config.json")
 """Where eos ids are looked for, the first that names one wins."""
 
 
+class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, answering as it does but sooner: two thirds of a rendering were its questions about attributes.
+
+    What a message's keys name is no attribute of dicts; of the types below, an attribute's name says if it is safe.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._known: dict[tuple[type, str], bool] = {}
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """See Jinja's."""
+        if type(obj) is dict and attribute not in _OF_DICTS:
+            try:
+                return obj[attribute]
+            except KeyError:
+                return self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """See Jinja's."""
+        kind = type(obj)
+        if (safe := self._known.get((kind, attr))) is None:
+            safe = super().is_safe_attribute(obj, attr, value)
+            if kind in _REMEMBERED and len(self._known) < 1024:
+                self._known[kind, attr] = safe
+        return safe
+
+
+_OF_DICTS = frozenset(dir(dict))
+_REMEMBERED = frozenset({str, dict, list, jinja2.runtime.LoopContext, jinja2.utils.Namespace})
+
+
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     """Jinja set up as `transformers` sets it up: templates are written against exactly this."""
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    environment = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationBlock]
     )
     environment.filters["tojson"] = _tojson
@@ -211,7 +250,28 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    if indent is None and separators is None and not (ensure_ascii or sort_keys):
+        return _remembered_json(value)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+_plain_json = json.JSONEncoder(ensure_ascii=False).encode
+_texts: dict[bytes, str] = {}
+
+
+def _remembered_json(value: Any) -> str:
+    """Schemas and the arguments of calls come again in every rendering of a conversation."""
+    try:
+        key = msgspec.msgpack.encode(value)  # which, unlike JSON, tells any two values apart
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return _plain_json(value)
+    if (text := _texts.get(key)) is None:
+        text = _plain_json(value)
+        if len(key) <= _TEXT_BYTES:
+            _texts[key] = text
+        if len(_texts) > _TEXTS:
+            del _texts[next(iter(_texts))]
+    return text
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -18,7 +18,7 @@ import msgspec
 
 from stages.dialects import DIALECTS, VLLM, Completion, Dialect, UnreadableAnswerError
 from stages.errors import ContextLengthError, LLMError
-from stages.http import Client, ConnectError, InvalidURL, TransportError, error_of
+from stages.http import Client, ConnectError, InvalidURL, RequestTimeout, TransportError, error_of
 from stages.trajectory import Sampling
 
 __all__ = ["Completion", "EngineClient", "EngineUnavailableError"]
@@ -144,12 +144,10 @@ class EngineClient:
         body = msgspec.json.encode(asked if adapter is None else {**asked, "model": adapter})
         started = time.perf_counter()
         try:
-            # The whole answer's deadline: a transport's own counts from byte to byte, and a drip would never end.
-            async with asyncio.timeout(timeout_s):
-                response = await self._client.post(
-                    f"{url}{dialect.path}", content=body, headers=self._headers, timeout=timeout_s
-                )
-        except TimeoutError as error:
+            response = await self._client.post(
+                f"{url}{dialect.path}", content=body, headers=self._headers, timeout=timeout_s
+            )
+        except RequestTimeout as error:
             await self._abort(url, dialect, request_id)
             raise EngineUnavailableError(f"replica {url}: no whole answer within {timeout_s:g} s", "timeout") from error
         except (TransportError, InvalidURL) as error:

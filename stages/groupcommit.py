@@ -192,15 +192,23 @@ class GroupCommit(Generic[T]):
         return group
 
     async def _commit(self, group: list[_Waiter[T]]) -> None:
+        blocks: list[Block] = []
+        items = [waiter.item for waiter in group]
+
+        def pack_and_write() -> list[RowRange]:
+            """Both in one turn of a thread; a write that failed is tried again with the same blocks."""
+            if not blocks:
+                blocks.extend(self._policy.pack(items))
+            return self._files.write(blocks)
+
         try:
-            blocks = await asyncio.to_thread(self._policy.pack, [waiter.item for waiter in group])
+            ranges = await self._write(group, pack_and_write)
         except Exception:  # boundary: an item that cannot be packed fails its own rollout, not its neighbours'
-            if len(group) == 1:
+            if len(group) == 1 or blocks:
                 raise
             for waiter in group:
                 await self._alone(waiter)
             return
-        ranges = await self._write(group, blocks)
         waiters = iter(group)
         for block, place in zip(blocks, ranges, strict=False):
             for _ in range(block.items):
@@ -215,12 +223,12 @@ class GroupCommit(Generic[T]):
             if not waiter.future.done():
                 waiter.future.set_exception(error)
 
-    async def _write(self, group: list[_Waiter[T]], blocks: Sequence[Block]) -> list[RowRange]:
+    async def _write(self, group: list[_Waiter[T]], write: Callable[[], list[RowRange]]) -> list[RowRange]:
         """Ranges of the blocks, tried again in new files while the failure may pass and somebody still waits."""
         pause = _FIRST_PAUSE_S
         while any(not waiter.future.done() for waiter in group):
             try:
-                ranges = await asyncio.to_thread(self._files.write, blocks)
+                ranges = await asyncio.to_thread(write)
             except OSError as error:
                 self._last_error = error
                 if error.errno not in _PASSING:

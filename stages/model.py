@@ -201,7 +201,7 @@ class StreamModel:
             self._transcript += messages[known:]
         else:
             text = self._chat.render(messages, tools or None, add_generation_prompt=True)
-            self._streams.append(TokenStream(self._chat.encode(text)))
+            self._streams.append(TokenStream(self._chat.encode_prompt(text)))
             self._transcript += messages
         self._asked, self._tools = list(messages), list(tools)
 

@@ -45,6 +45,18 @@ class Standing(msgspec.Struct, frozen=True):
     layers: tuple[Path, ...]
 
 
+class _Taken:
+    """A standing that is taken, or being taken, and how many sandboxes of this process stand on it."""
+
+    def __init__(self, taking: asyncio.Future[Standing], holds: ExitStack) -> None:
+        self.taking, self.holds, self.users = taking, holds, 0
+
+    def let_go(self, _: asyncio.Future[Standing]) -> None:
+        self.holds.close()
+        if not self.taking.cancelled():
+            self.taking.exception()  # told already, or nobody waits for it any more
+
+
 class LayerStore:
     """Layers of one store, with a node-local directory for unpacked ones. All calls but `standing` block.
 
@@ -59,6 +71,7 @@ class LayerStore:
         self._layout, self._slots = layout, slots
         self._node = NodeCache(node_dir, quota_bytes)
         self._lately: dict[str, None] = {}
+        self._taken: dict[tuple[str, tuple[str, ...], int], _Taken] = {}
         self._noting = threading.Lock()
         self.images = ImageStore(layout, self._node, slots=slots)
         """The images of the same store, unpacked beside the layers."""
@@ -114,6 +127,8 @@ class LayerStore:
     async def standing(self, image: str, digests: Sequence[str] = (), *, room: int = 0) -> AsyncIterator[Standing]:
         """Image and layers unpacked on this node, and kept there while the block runs.
 
+        What another block of this process stands on just now is shared with it: a group's rollouts look once.
+
         Args:
             image: as of `ImageStore.digest`.
             digests: of layers, lowest first; where they are more than a sandbox takes, the lowest are merged into one.
@@ -123,18 +138,30 @@ class LayerStore:
             ShardError: the store does not hold a layer.
             SandboxError: there is no such image, a blob is damaged or hostile, or the node has no room.
         """
-        holds = ExitStack()
-
-        def let_go(taken: asyncio.Future[Standing]) -> None:
-            holds.close()
-            if not taken.cancelled():
-                taken.exception()  # told already, or nobody waits for it any more
-
-        taking = asyncio.ensure_future(asyncio.to_thread(self._stand, holds, image, tuple(digests), room))
+        key = image, tuple(digests), room
+        taken = self._taken.get(key)
+        if taken is None:
+            holds = ExitStack()
+            taking = asyncio.ensure_future(asyncio.to_thread(self._stand, holds, *key))
+            taken = self._taken[key] = _Taken(taking, holds)
+        taken.users += 1
         try:
-            yield await asyncio.shield(taking)
+            found = await asyncio.shield(taken.taking)
+            for digest in digests:
+                self._note(digest)
+            yield found
+        except BaseException:  # whoever comes next looks anew; raised again
+            self._forget(key, taken)
+            raise
         finally:  # a thread that still unpacks for one that was cancelled is not stopped: others will want it
-            taking.add_done_callback(let_go)
+            taken.users -= 1
+            if taken.users == 0:
+                self._forget(key, taken)
+                taken.taking.add_done_callback(taken.let_go)
+
+    def _forget(self, key: tuple[str, tuple[str, ...], int], taken: _Taken) -> None:
+        if self._taken.get(key) is taken:
+            del self._taken[key]
 
     def _stand(self, holds: ExitStack, image: str, digests: tuple[str, ...], room: int) -> Standing:
         found = self.images.take(image, holds)

@@ -17,6 +17,7 @@ _SHOWN_CHARS = 80
 MAX_CALLS: Final = 64
 """Calls of one message that are read, which bounds what reading costs; all beyond them are one malformed call."""
 _SPACE: Final = re.compile(r"\s*")
+_decoder: Final = json.JSONDecoder()
 _INTEGERS: Final = range(-(1 << 63), 1 << 64)
 
 
@@ -55,7 +56,7 @@ def _extent(text: str, start: int) -> tuple[str, int, bool]:
         return text[start:], len(text), False
     begin = _after_space(text, start)
     try:
-        _, json_end = json.JSONDecoder().raw_decode(text, begin)
+        _, json_end = _decoder.raw_decode(text, begin)
     except (ValueError, RecursionError):
         json_end = begin
     rest = _after_space(text, json_end)

@@ -1,24 +1,31 @@
-"""The one door to starlette, uvicorn and uvloop: what our servers use of them, and how a server is run and ended."""
+"""The one door to starlette, uvicorn and uvloop: what our servers use of them, and how a server is run and ended.
+
+Starlette and uvicorn are imported where something of them is first asked for: workers use the event loop alone, and
+the others' imports cost ten times as much as that.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-import uvicorn
 import uvloop
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stages.errors import StageError
+
+if TYPE_CHECKING:
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import Response, StreamingResponse
+    from starlette.routing import Route
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 __all__ = [
     "ASGIApp",
@@ -36,26 +43,41 @@ __all__ = [
     "serve_app",
 ]
 
+_STARLETTE: Final = {
+    "Starlette": "applications", "HTTPException": "exceptions", "ClientDisconnect": "requests", "Request": "requests",
+    "Response": "responses", "StreamingResponse": "responses", "Route": "routing", "ASGIApp": "types",
+    "Receive": "types", "Scope": "types", "Send": "types",
+}  # fmt: skip
+"""Where starlette has each name."""
+
 KEEP_ALIVE_S = 30
 """Idle connections stay open this long; clients must give theirs up sooner, or they write into a closing one."""
 
 
-class _Server(uvicorn.Server):
-    """A uvicorn server that leaves signals to the process and says when it listens."""
+def __getattr__(name: str) -> Any:
+    if name not in _STARLETTE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"starlette.{_STARLETTE[name]}"), name)
 
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.listening = asyncio.Event()
 
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Install nothing: a signal is the process body's to interpret."""
-        yield
+def _server(config: uvicorn.Config) -> tuple[uvicorn.Server, asyncio.Event]:
+    """A uvicorn server that leaves signals to the process, and what is set once it listens."""
+    import uvicorn
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start as uvicorn does, then tell."""
-        await super().startup(sockets)
-        self.listening.set()
+    listening = asyncio.Event()
+
+    class Server(uvicorn.Server):
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            """Install nothing: a signal is the process body's to interpret."""
+            yield
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            """Start as uvicorn does, then tell."""
+            await super().startup(sockets)
+            listening.set()
+
+    return Server(config), listening
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -94,6 +116,8 @@ async def serve_app(
     Raises:
         StageError: the address cannot be listened on.
     """
+    import uvicorn
+
     with _bind(host, port) as sock:
         config = uvicorn.Config(
             app,
@@ -108,10 +132,10 @@ async def serve_app(
             server_header=False,
             proxy_headers=False,  # no proxy stands before us, and who says that he is one is not believed
         )
-        server = _Server(config)
+        server, started = _server(config)
         serving = asyncio.create_task(server.serve(sockets=[sock]), name="uvicorn")
         try:
-            listening = asyncio.create_task(server.listening.wait())
+            listening = asyncio.create_task(started.wait())
             await asyncio.wait({serving, listening}, return_when=asyncio.FIRST_COMPLETED)
             listening.cancel()
             if not serving.done():
@@ -126,7 +150,7 @@ async def serve_app(
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
-    """Run a server process's coroutine on uvloop."""
+    """Run the coroutine of a process that serves, or that does a stage's work, on uvloop."""
     # What is loaded by now stays, and records of open work hold no cycles: looking at them again and again for some
     # took a fifth of a router's time.
     gc.freeze()

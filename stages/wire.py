@@ -166,7 +166,8 @@ class InitInput(msgspec.Struct, frozen=True):
 class RunInput(msgspec.Struct, frozen=True, omit_defaults=True):
     """RUN: public columns (all of them for the oracle alone), layers lowest first, sampling params, service seconds.
 
-    `checkpoint` is where an earlier attempt stopped, if one did.
+    `checkpoint` is where an earlier attempt stopped, if one did; `session` where this one generates, if a replica was
+    ready.
     """
 
     payload: dict[str, Any]
@@ -177,6 +178,7 @@ class RunInput(msgspec.Struct, frozen=True, omit_defaults=True):
     task_id: str
     tag: str
     checkpoint: CheckpointRange | None = None
+    session: SessionOut | None = None
 
 
 class EvalInput(msgspec.Struct, frozen=True):

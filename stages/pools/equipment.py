@@ -29,7 +29,8 @@ class Equipment:
     """
 
     def __init__(self, agent: Agent, backend: SandboxBackend, store: LayerStore) -> None:
-        self._agent, self._backend, self._store = agent, backend, store
+        self._backend, self._store = backend, store
+        self._agent = agent if isinstance(agent, EquippedAgent) else None  # asked once: it looks at every member
         self._making: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._found: dict[str, str] = {}
         self._failed: dict[str, tuple[Exception, float]] = {}
@@ -43,7 +44,7 @@ class Equipment:
             TimeoutError: it was not made within MAKE_S.
         """
         agent = self._agent
-        if not isinstance(agent, EquippedAgent) or not agent.equipment_key:
+        if agent is None or not agent.equipment_key:
             return []
         if self._backend.name == "none":  # what it would install lies where every user of the machine writes
             raise RolloutError("agent.harness: sandbox=none has no layers; use agent.harness=command", final=True)

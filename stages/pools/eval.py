@@ -17,7 +17,7 @@ from sandbox.protocols import SandboxBackend, SandboxSpec
 from sandbox.scratch import remove_tree
 from stages.errors import AgentError, RolloutError, VerifierError
 from stages.handoff import wait_record
-from stages.identity import here, slurm_job_id
+from stages.identity import node_name, slurm_job_id
 from stages.layout import RunLayout
 from stages.ledger.outcomes import OK, OUTCOMES, failure_class
 from stages.pools.run import oldest_version
@@ -155,7 +155,7 @@ class EvalHand(Stagehand):
             agent=self._names.agent, model=left.model, status=rule.status, failure_class=failure_class(outcome),
             mask_sample=rule.mask_sample, mask_reason=None, reward=reward.value, reward_parts=reward.parts,
             grading=reward.grading, trajectory=trajectory, sampling=left.sampling, timing=timing,
-            nodes=list(dict.fromkeys([*left.earlier_nodes, left.node, here().node])), slurm_job_id=slurm_job_id(),
+            nodes=list(dict.fromkeys([*left.earlier_nodes, left.node, node_name()])), slurm_job_id=slurm_job_id(),
             layer_digests=given.layers, infrastructure_attempts=given.infrastructure_attempts,
             created_at=given.created_at, finished_at=now,
         )  # fmt: skip

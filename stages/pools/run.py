@@ -18,7 +18,7 @@ from stages.engine_client import EngineClient
 from stages.errors import AgentError, LLMError, PolicyTimeoutError, RolloutError, StageError
 from stages.handoff import SegmentWriter
 from stages.http import RouterLink
-from stages.identity import here
+from stages.identity import node_name
 from stages.layout import RunLayout
 from stages.ledger.outcomes import GIVEN_BACK, OK, OUTCOMES
 from stages.model import StreamModel
@@ -76,6 +76,7 @@ class RunHand(Stagehand):
         self._backend, self._store, self._engine, self._link = backend, store, engine, link
         self._segments, self._saving = segments, saving
         self._equipment = Equipment(agent, backend, store)
+        self._resumable = agent if isinstance(agent, ResumableAgent) else None  # asked once: it looks at every member
         self._drain = Drain()
         self._keep: Keep = lambda lease, checkpoint: None
         self._sessions: dict[str, AttemptSession] = {}
@@ -120,7 +121,7 @@ class RunHand(Stagehand):
         ):
             lost = given.checkpoint.tokens if given.checkpoint is not None and before is None else 0
             turns = Turns(
-                lease, given, before, resumes=isinstance(self._agent, ResumableAgent), every=saving.every_turns,
+                lease, given, before, resumes=self._resumable is not None, every=saving.every_turns,
                 drain=self._drain, segments=self._segments, keep=self._keep,
             )  # fmt: skip
             model = self._model(lease, given, turns)
@@ -155,7 +156,7 @@ class RunHand(Stagehand):
         place = await self._segments.append(
             RunResult(
                 lease.rollout_id, given.group_id, given.task_id, lease.attempt, outcome, message, trajectory,
-                given.sampling, self._policy.identity, here().node, turns.spent_s, model.llm_s, model.tool_s,
+                given.sampling, self._policy.identity, node_name(), turns.spent_s, model.llm_s, model.tool_s,
                 time.time(), digest, workspace, turns.nodes,
             )
         )  # fmt: skip
@@ -167,6 +168,8 @@ class RunHand(Stagehand):
     def _model(self, lease: LeaseOut, given: RunInput, turns: Turns) -> StreamModel:
         session = AttemptSession(self._link, self._engine, lease.rollout_id, lease.attempt)
         self._sessions[lease.rollout_id] = session
+        if given.session is not None:
+            session.given(given.session)
         return StreamModel(
             session, session.open, self._policy.chat, _seeded(given, lease.rollout_id),
             name=f"{lease.rollout_id}.{lease.attempt}", hold=turns.hold,
@@ -180,9 +183,9 @@ class RunHand(Stagehand):
         budget = asyncio.timeout(given.budget - turns.spent_s)
         try:
             async with budget:
-                if before is not None and isinstance(self._agent, ResumableAgent):
+                if before is not None and self._resumable is not None:
                     history = before.record.stream.history
-                    await self._agent.resume(given.payload, model, sandbox, self._limits, history)
+                    await self._resumable.resume(given.payload, model, sandbox, self._limits, history)
                 else:
                     await self._agent.run(given.payload, model, sandbox, self._limits)
         except TimeoutError as error:

@@ -31,6 +31,10 @@ class AttemptSession:
         self._down = False
         self._generating: set[asyncio.Timeout] = set()
 
+    def given(self, session: SessionOut) -> None:
+        """The lease came with it."""
+        self._session, self._adapter, self._asked_at = session, session.adapter, time.monotonic()
+
     def moved(self) -> None:
         """The router has another replica for the next turn."""
         self._session = None

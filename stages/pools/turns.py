@@ -21,7 +21,7 @@ from sandbox.protocols import Sandbox
 from stages.checkpoint import Checkpoint
 from stages.errors import StageError
 from stages.handoff import SegmentWriter, wait_checkpoint
-from stages.identity import here
+from stages.identity import node_name
 from stages.model import StreamModel
 from stages.trajectory import CheckpointRange
 from stages.wire import LeaseOut, RunInput
@@ -172,13 +172,13 @@ class Turns:
         try:
             shell = await sandbox.shell.state()
             packed = await sandbox.pack()
-            layer = await asyncio.to_thread(_take_file, Path(packed.path))
+            layer = await asyncio.to_thread(_take_file, Path(packed.path), packed.entries > 0)
             state, tokens = model.snapshot(), model.sampled_tokens
             place = await self._segments.append(
                 Checkpoint(
                     rollout_id=self._lease.rollout_id, attempt=self._lease.attempt, stream=state, shell=shell,
                     layers=self._given.layers, spent_s=self.spent_s, finished_at=time.time(),
-                    nodes=list(dict.fromkeys([*self.nodes, here().node])), layer_digest=packed.digest, layer=layer,
+                    nodes=list(dict.fromkeys([*self.nodes, node_name()])), layer_digest=packed.digest, layer=layer,
                 )
             )  # fmt: skip
         except (SandboxError, StageError, OSError) as error:
@@ -191,7 +191,8 @@ class Turns:
         )
 
 
-def _take_file(path: Path) -> bytes:
+def _take_file(path: Path, own: bool) -> bytes:
     data = path.read_bytes()
-    path.unlink()
+    if own:  # a layer without entries may be the file of several sandboxes
+        path.unlink()
     return data

@@ -13,6 +13,7 @@ import msgspec
 from stages.errors import ServiceError
 from stages.ledger import grants, outcomes
 from stages.ledger.events import CommitItem, Committed, Heartbeat, Leased, MemberGone
+from stages.ledger.fleet import Session
 from stages.ledger.state import EVAL, INIT, RUN, Lease
 from stages.router.core import Router
 from stages.router.served import ServedTask
@@ -32,6 +33,7 @@ from stages.wire import (
     LeasesOut,
     Revoked,
     RunInput,
+    SessionOut,
 )
 
 REMEMBERED_GONE: Final = 10_000
@@ -66,6 +68,10 @@ class Leasing:
         """How many rollouts RUN may take more, by what the engines say of themselves."""
         self.uneasy: Callable[[list[str]], tuple[list[str], list[str]]] = lambda rollouts: ([], [])
         """Of these rollouts in RUN: whose session moves at its next turn, and whose replica is down."""
+        self.offer: Callable[[str, int], asyncio.Future[Session] | None] = lambda rollout_id, attempt: None
+        """A session for an attempt that RUN is about to be given."""
+        self.session: Callable[[Session], SessionOut | None] = lambda session: None
+        """A session as its worker needs it, or None where its replica has left."""
 
     def _check_epoch(self, epoch: int) -> None:
         if epoch != self._router.epoch:
@@ -91,14 +97,22 @@ class Leasing:
             work = grants.choose(self._router.ledger, request.stage, free, frozenset(request.warm))
             if work:
                 event = Leased(t=self._router.clock(), member=request.member, stage=request.stage, work=work)
-                granted: list[Lease] = await self._router.submit(event)
-                leases = [await self._describe(lease) for lease in granted]
+                durable = self._router.put(event)
+                offered = self._offered(work) if request.stage == RUN else {}  # durable with the leases
+                granted: list[Lease] = await self._router.durable(durable)
+                sessions = {name: await self._router.durable(opened) for name, opened in offered.items()}
+                leases = [await self._describe(lease, sessions.get(lease.work)) for lease in granted]
                 return LeasesOut(self._router.epoch, [lease for lease in leases if lease is not None])
             left_s = until - time.monotonic()
             if left_s <= 0 or self._router.stopping or not await self._router.waiters.wait(request.stage, left_s):
                 return LeasesOut(self._router.epoch, [])
 
-    async def _describe(self, lease: Lease) -> LeaseOut | None:
+    def _offered(self, work: list[str]) -> dict[str, asyncio.Future[Session]]:
+        rollouts = self._router.ledger.state.rollouts
+        offered = {name: self.offer(name, rollouts[name].attempt) for name in work}
+        return {name: opened for name, opened in offered.items() if opened is not None}
+
+    async def _describe(self, lease: Lease, session: Session | None) -> LeaseOut | None:
         """The lease as its worker needs it, or None where it was revoked meanwhile."""
         state = self._router.ledger.state
         if lease.id not in state.leases:
@@ -115,7 +129,7 @@ class Leasing:
             row = await asyncio.to_thread(self._router.payloads.read, payload)
             if lease.id not in state.leases:
                 return None
-        body = self._init_input(lease, row) if lease.stage == INIT else self._rollout_input(lease, row)
+        body = self._init_input(lease, row) if lease.stage == INIT else self._rollout_input(lease, row, session)
         return LeaseOut(
             str(lease.id), rollout_id, lease.attempt, lease.stage,  # type: ignore[arg-type]
             round(lease.expires_at - state.now, 3), msgspec.Raw(msgspec.json.encode(body)),
@@ -126,7 +140,7 @@ class Leasing:
         description = EnvironmentOut(lease.work, environment.image, environment.setup_key)
         return InitInput(description, self._served.public(row), self._budgets.init_s)
 
-    def _rollout_input(self, lease: Lease, row: dict[str, Any]) -> RunInput | EvalInput:
+    def _rollout_input(self, lease: Lease, row: dict[str, Any], session: Session | None) -> RunInput | EvalInput:
         state = self._router.ledger.state
         rollout = state.rollouts[lease.work]
         group = state.groups[rollout.group]
@@ -136,6 +150,7 @@ class Leasing:
             return RunInput(
                 self._served.for_agent(row), layers, group.sampling or self._sampling, self._budgets.run_s,
                 group.id, group.task_id, group.tag, rollout.checkpoint,
+                None if session is None else self.session(session),
             )  # fmt: skip
         assert rollout.segment is not None
         return EvalInput(

@@ -140,20 +140,36 @@ class Replicas:
         while True:
             self._check_attempt(request)
             session = self._kept(request)
-            if session is None and (replica_id := self._choose(request)) is not None:
-                event = SessionOpened(
-                    t=self._router.clock(), rollout_id=request.rollout_id, attempt=request.attempt, replica=replica_id
-                )
-                opened = self._router.put(event)
-                self.pressure.opened(replica_id)
-                self._moving.discard(request.rollout_id)
+            if session is None and (opened := self._open(request)) is not None:
                 session = await self._router.durable(opened)
             if session is not None:
                 self._asked[request.rollout_id] = time.monotonic()
-                return self._answer(session)
+                if (described := self.described(session)) is None:
+                    raise ServiceError(503, "no_replica", "the replica has just left; ask again", retry_after_s=0)
+                return described
             left_s = until - time.monotonic()
             if left_s <= 0 or self._router.stopping or not await self._router.waiters.wait("replica", left_s):
                 raise ServiceError(503, "no_replica", "no replica of the fleet is ready; ask again", retry_after_s=1)
+
+    def offer(self, rollout_id: str, attempt: int) -> asyncio.Future[Session] | None:
+        """A session for an attempt that is being leased, so that it need not ask; None where it has to all the same."""
+        if self.rules.way == "round_robin":
+            return None
+        opened = self._open(SessionIn(rollout_id=rollout_id, attempt=attempt))
+        if opened is not None:
+            self._asked[rollout_id] = time.monotonic()
+        return opened
+
+    def _open(self, request: SessionIn) -> asyncio.Future[Session] | None:
+        """Assign a replica now, durable when the future gives the session; None where none is ready."""
+        replica_id = self._choose(request)
+        if replica_id is None:
+            return None
+        at, rollout_id = self._router.clock(), request.rollout_id
+        event = SessionOpened(t=at, rollout_id=rollout_id, attempt=request.attempt, replica=replica_id)
+        self.pressure.opened(replica_id)
+        self._moving.discard(rollout_id)
+        return self._router.put(event)
 
     def _kept(self, request: SessionIn) -> Session | None:
         """The session that the attempt goes on with, if it may stay where it is."""
@@ -177,11 +193,12 @@ class Replicas:
             key = state.groups[state.rollouts[request.rollout_id].group].payload
         return state.fleet.choose(avoid, way=self.rules.way, key=key)
 
-    def _answer(self, session: Session) -> SessionOut:
+    def described(self, session: Session) -> SessionOut | None:
+        """Where the attempt generates; None where its replica has left."""
         state = self._router.ledger.state
         replica = state.fleet.replicas.get(session.replica)
         if replica is None:
-            raise ServiceError(503, "no_replica", "the replica has just left; ask again", retry_after_s=0)
+            return None
         weights = state.fleet.weights
         return SessionOut(
             str(session.id), replica.id, replica.url, state.policy_version, self.rules.way == "round_robin",

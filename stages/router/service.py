@@ -156,6 +156,7 @@ def _service(
     )  # fmt: skip
     router.run_room = replicas.run_room
     leasing.run_room, leasing.uneasy = replicas.run_room, replicas.uneasy
+    leasing.offer, leasing.session = replicas.offer, replicas.described
     http = Service(router, rollouts, leasing, replicas, _members(router, leasing))
     return _Parts(http, replicas, leasing, callbacks)
 

@@ -183,6 +183,7 @@ async def test_sessions_are_sticky_balanced_and_end_with_the_attempt(layout: Run
             body = {"rollout_id": lease["rollout_id"], "attempt": 1}
             first = await link.call("POST", "/v1/sessions", body, answer=dict[str, Any])
             assert await link.call("POST", "/v1/sessions", body, answer=dict[str, Any]) == first
+            assert lease["input"]["session"] == first, "the lease came with it: its worker need not ask"
             seen[first["replica_id"]] = seen.get(first["replica_id"], 0) + 1
         assert seen == {"a": 2, "b": 2}
         await worker.commit(leases[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from tests.__main__ import LANES
+from tests.__main__ import CLUSTER, PARTS, left_out
 from tests.support.tree import ROOMS, ROOT, modules, tree, written
 
 TOP = {
@@ -43,16 +43,14 @@ def test_every_module_says_what_it_is_for() -> None:
     assert [name for name in named if not (ROOT / name).read_text().startswith('"""')] == []
 
 
-def test_every_test_file_is_in_one_lane_and_in_one_alone() -> None:
+def test_every_test_file_is_in_one_part_and_in_one_alone() -> None:
     """tests/vllm and tests/train have commands of their own: they need environments of gigabytes."""
     files = {path for name in tracked() if (path := Path(name)).parts[0] == "tests" and path.match("test_*.py")}
     files = {path for path in files if path.parts[1] not in {"vllm", "train"}}
-    ignore = "--ignore="
     for path in files:
-        lanes = [
-            name for name, words in LANES.items()
-            if any(path.is_relative_to(word) for word in words if not word.startswith(ignore))
-            and not any(path.is_relative_to(word[len(ignore):]) for word in words if word.startswith(ignore))
+        parts = [
+            part for part in (CLUSTER, *PARTS) if path.is_relative_to(part)
+            and not any(path.is_relative_to(option.removeprefix("--ignore=")) for option in left_out(part))
         ]  # fmt: skip
-        assert len(lanes) == 1, f"{path} is in {lanes}"
+        assert len(parts) == 1, f"{path} is in {parts}"
     assert {path.parts[1] for path in files} == {"slurm", "unit", "e2e", "integration"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,8 @@ import pytest
 from sandbox.errors import ImageError
 from sandbox.layers import pack
 from sandbox.mountplan import MAX_LAYERS
+from sandbox.nodecache import NodeCache
+from stages.errors import ShardError
 from stages.images import ImageStore
 from stages.layout import RunLayout, StoreLayout
 from stages.pacing import turn
@@ -185,6 +187,34 @@ def test_a_long_chain_stands_on_few_directories(store: Store) -> None:
     for room in (0, 1):
         assert asyncio.run(names(room)) == (MAX_LAYERS - room, {f"key{number}" for number in range(MAX_LAYERS + 3)})
     assert set(store.layers.warm) == set(digests)
+
+
+def test_those_who_stand_on_the_same_layers_hold_them_once_until_the_last_has_gone(store: Store) -> None:
+    digest = store.layer("a", 1)
+    looked: list[str] = []
+    take = store.layers.take
+
+    def counted(name: str, holds: ExitStack) -> Path:
+        looked.append(name)
+        return take(name, holds)
+
+    store.layers.take = counted  # type: ignore[method-assign]
+
+    async def scenario() -> None:
+        first, second, node = AsyncExitStack(), AsyncExitStack(), NodeCache(store.home / "node")
+        ground = await first.enter_async_context(store.layers.standing("host", [digest]))
+        assert await second.enter_async_context(store.layers.standing("host", [digest])) is ground
+        await first.aclose()
+        assert node.trim(0).names == [] and ground.layers[0].is_dir(), "one stands on it still"
+        await second.aclose()
+        await asyncio.sleep(0)
+        assert node.trim(0).names != [] and not ground.layers[0].exists()
+        for _ in range(2):  # a failure is not shared with those who come later
+            with pytest.raises(ShardError):
+                await AsyncExitStack().enter_async_context(store.layers.standing("host", ["sha256:" + "0" * 64]))
+
+    asyncio.run(scenario())
+    assert looked == [digest] + ["sha256:" + "0" * 64] * 2
 
 
 def test_few_unpack_at_once_and_nobody_waits_for_ever(tmp_path: Path) -> None:

@@ -6,16 +6,18 @@ import subprocess
 
 import pytest
 
-from sandbox.bashtext import RUN_LINE, SETUP_LINE, command_packet, setup_script, shell_env
+from sandbox.bashtext import NONCE_CHARS, command_packet, setup_packet, setup_script, shell_env
+
+NONCE = "0" * NONCE_CHARS
 
 
 def test_the_typed_lines_fit_a_terminal() -> None:
-    for line in (RUN_LINE, SETUP_LINE):
+    for _, line in (command_packet("x" * 10**8, NONCE), setup_packet("x" * 10**8, NONCE)):
         assert line.endswith(b"\n") and line.count(b"\n") == 1 and len(line) < 255
 
 
 def test_no_reserved_word_begins_what_the_shell_reads() -> None:
-    assert not RUN_LINE.startswith((b"{", b"(", b"!", b"if", b"["))
+    assert not command_packet("true", NONCE)[1].startswith((b"{", b"(", b"!", b"if", b"["))
 
 
 def test_the_setup_is_valid_bash_whatever_the_names() -> None:
@@ -23,9 +25,12 @@ def test_the_setup_is_valid_bash_whatever_the_names() -> None:
     subprocess.run(["bash", "-n", "-c", setup_script(names, "/it's here")], check=True)
 
 
-def test_a_packet_ends_both_parts() -> None:
-    assert command_packet("é\n", "n1") == "é\n".encode() + b"\0n1\0"
-    assert command_packet("\udcff", "n") == b"\xff\0n\0"
+def test_what_is_plain_ascii_is_announced_by_its_length_and_all_else_ends_in_a_nul() -> None:
+    assert command_packet("ab\n", "n1")[0] == b"ab\nn1" and b"__rm_go $? 3 " in command_packet("ab\n", "n1")[1]
+    assert command_packet("é\n", "n1")[0] == "é\n".encode() + b"\0n1" and b" $? 0 " in command_packet("é\n", "n1")[1]
+    assert command_packet("", "n")[0] == b"\0n" and b" $? 0 " in command_packet("", "n")[1]
+    assert command_packet("\udcff", "n")[0] == b"\xff\0n"
+    assert b"-N 2 " in setup_packet("ab", "n")[1] and b"-d ''" in setup_packet("é", "n")[1]
     with pytest.raises(ValueError, match="NUL"):
         command_packet("a\0b", "n")
 

@@ -13,7 +13,7 @@ from sandbox.errors import LayerError
 from sandbox.flatten import changes, flatten
 from sandbox.hostroot import ETC, WRITTEN, build_skeleton, host_digest
 from sandbox.protocols import CommandResult, PackedLayer, SandboxSpec
-from sandbox.scratch import make_private, remove_tree
+from sandbox.scratch import make_private, remove_few, remove_tree
 from sandbox.selection import Selection
 from sandbox.tarstream import Entry, encode
 from tests.unit.sandbox.trees import make, read
@@ -59,6 +59,20 @@ def test_a_tree_is_removed_whatever_its_modes_and_depth(tmp_path: Path) -> None:
     assert remove_tree(tree) and not tree.exists()
     assert (outside / "kept").read_text() == "kept"
     assert remove_tree(tree)
+
+
+def test_a_small_directory_is_removed_and_a_larger_one_left_whole(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/kept").touch()
+    for name, files in (("small", 5), ("large", 6)):
+        (tmp_path / name / "deep/er").mkdir(parents=True)
+        (tmp_path / name / "link").symlink_to(tmp_path / "outside")
+        for number in range(files):
+            (tmp_path / name / f"deep/er/{number}").touch()
+        remove_few(tmp_path / name, 8)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["large", "outside"]
+    assert len(list((tmp_path / "large/deep/er").iterdir())) == 6 and (tmp_path / "outside/kept").exists()
+    remove_few(tmp_path / "none", 8)
 
 
 def test_the_skeleton_holds_no_secret_of_the_host(tmp_path: Path) -> None:

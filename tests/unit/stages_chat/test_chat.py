@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
+from stages import chat as chats
 from stages.chat import ChatError, ChatTokenizer
 from stages.trajectory import Message, ToolCall
 from tests.unit.stages_chat.conftest import FORGETTING, GROUPING, SHIPPED
@@ -186,3 +189,43 @@ def test_it_imports_fast():
     code = "import time; t = time.perf_counter(); import stages.chat; print(time.perf_counter() - t)"
     took = [float(subprocess.check_output([sys.executable, "-c", code], text=True)) for _ in range(3)]
     assert min(took) < 1.0, took
+
+
+TRICKS = """{% for m in messages %}{{ loop.index }}{{ m.role }}{{ m.items }}{{ m.missing }}{{ m.content.upper() }}
+{%- for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}
+{%- set ns = namespace(seen=1) %}{% set ns.seen = 2 %}{{ ns.seen }}{{ tools | tojson }}"""
+
+
+def test_the_sandbox_answers_as_jinjas_own_does_twice_over():
+    own, theirs = chats._environment(), ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    theirs.filters["tojson"] = own.filters["tojson"]
+    calls = [{"function": {"name": "f", "arguments": {"a": 1, "b": 1.0, "c": True, "d": None, "é": "ü"}}}]
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y", "tool_calls": calls}]
+    templates = [environment.from_string(TRICKS) for environment in (own, theirs)]
+    for _ in range(2):
+        one, other = (template.render(messages=messages, tools=TOOLS) for template in templates)
+        assert re.sub("0x[0-9a-f]+", "", one) == re.sub("0x[0-9a-f]+", "", other)
+    for hostile in ("{{ x.__class__ }}", "{{ m.append(1) }}", "{{ m.__class__.__mro__ }}", "{{ d.update(a=1) }}"):
+        for _ in range(2):
+            assert shown(own, hostile) == shown(theirs, hostile) in {"", "SecurityError"}
+
+
+def shown(environment: ImmutableSandboxedEnvironment, template: str) -> str:
+    try:
+        return environment.from_string(template).render(x="", m=[], d={})
+    except SecurityError as error:
+        return type(error).__name__
+
+
+def test_values_that_look_alike_keep_their_own_json():
+    values = [1, 1.0, True, "1", None, float("nan"), [1], {"a": 1}, {"a": 1.0}, {"a": True}, {"a": "1"}, {"a": None}]
+    for _ in range(2):
+        assert [chats._tojson(value) for value in values] == [json.dumps(value) for value in values]
+    assert chats._tojson({"a": float("nan")}) == '{"a": NaN}' and chats._tojson({1: 2}) == '{"1": 2}'
+    with pytest.raises(TypeError):
+        chats._tojson({"a": object()})
+
+
+def test_a_prompt_that_comes_again_is_encoded_once(chat):
+    ids = chat.encode_prompt("What is 2 + 2?")
+    assert ids == chat.encode("What is 2 + 2?") and chat.encode_prompt("What is 2 + 2?") is ids
