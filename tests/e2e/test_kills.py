@@ -46,7 +46,7 @@ def test_killing_one_process_in_mid_run_loses_and_doubles_nothing(tmp_path: Path
 
 def test_a_killed_run_is_carried_on_by_the_same_command_and_leaves_no_process(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    overrides = (f"task.limit={TASKS}", f"group_size={GROUP}")
+    overrides = (f"task.limit={TASKS}", f"group_size={GROUP}", "lease.ttl_s=10", "lease.heartbeat_s=2")
     with runs.running(run_dir, *overrides) as process:
         runs.poll(lambda: (run_dir / "index").is_dir() and len(runs.index(run_dir)) >= 10, "ten lines")
         pids = [member["pid"] for member in runs.members(run_dir)]

@@ -22,23 +22,31 @@ SLOW = (
     "agent._target_=tests.support.agents.Steps", f"+agent.options.turns={TURNS}", "+agent.options.pause_s=0.4",
     "pools.run.slots=16", "sampling.max_tokens=12",
 )  # fmt: skip
-"""Rollouts of three seconds or more on any machine, of which each step rests on the one before."""
+"""Rollouts of three seconds or more on any machine, until `go_on`; each step rests on the one before."""
 
 
 class ClusterRun:
-    """One run of alice's, by default the demo's 64 sums of 4 rollouts each."""
+    """One run of alice's, by default the demo's 64 sums of 4 rollouts each; `slow`: it takes its time until `go_on`."""
 
-    def __init__(self, cluster: Cluster, name: str, *overrides: str, user: str = "alice", groups: int = 64) -> None:
+    def __init__(
+        self, cluster: Cluster, name: str, *overrides: str, user: str = "alice", groups: int = 64, slow: bool = False
+    ) -> None:
         self.cluster, self.user, self.expected = cluster, user, groups * 4
         self.place = cluster.share(user) / name
         self.layout = RunLayout(self.place)
-        self._words = ["experiment=demo", f"run_dir={name}", f"task.limit={groups}", *QUICK, *overrides]
+        self._go = cluster.share(user) / f"{name}.go"
+        pace = [*SLOW, f"+agent.options.go={self._go}"] if slow else []
+        self._words = ["experiment=demo", f"run_dir={name}", f"task.limit={groups}", *QUICK, *pace, *overrides]
 
     def submit(self, *more: str) -> ClusterRun:
         """Submit it; it must be accepted."""
         ended = self.cluster.rollmill(self.user, *self._words, *more)
         assert ended.returncode == 0, ended.stderr or ended.stdout
         return self
+
+    def go_on(self) -> None:
+        """What was to happen in the middle of it has happened: from here on its rollouts lose no time."""
+        self._go.touch()
 
     def verb(self, name: str, *options: str) -> str:
         """What `rollmill NAME RUN_DIR` prints; it must succeed."""

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.slurm.jobs import SLOW, ClusterRun
+from tests.slurm.jobs import ClusterRun
 from tests.support import runs
 from tests.support.cluster import Cluster
 from tests.support.waiting import poll
@@ -18,7 +18,7 @@ def run_workers(run: ClusterRun) -> set[str]:
 
 
 def test_scale_adds_workers_and_takes_them_away(cluster: Cluster) -> None:
-    run = ClusterRun(cluster, "scaled", "placement=linked", "pools.run.slots=4", groups=320).submit()
+    run = ClusterRun(cluster, "scaled", "placement=linked", "pools.run.slots=4", groups=32, slow=True).submit()
     run.await_rows(1)
     assert "2 more run workers" in run.verb("scale", "pools.run=+2")
     poll(lambda: run_workers(run) == {"1", "2", "3"}, "the added workers are there", 90, 0.5)
@@ -26,15 +26,17 @@ def test_scale_adds_workers_and_takes_them_away(cluster: Cluster) -> None:
     assert (added.workers, added.first, added.components) == (2, 2, ["run"])
     assert f"job {added.job_id}" in run.verb("scale", "pools.run=-1")
     poll(lambda: run_workers(run) == {"1"}, "they are gone again", 60, 0.5)
+    run.go_on()
     run.await_state("completed")
     run.exactly_once()
 
 
 def test_autoscale_grows_with_the_queue_within_its_bounds(cluster: Cluster) -> None:
     scaling = ["pools.run.slots=4", "pools.run.autoscale.max=1", "pools.run.autoscale.queue=8"]
-    run = ClusterRun(cluster, "autoscaled", "placement=het", *scaling, groups=256).submit()
+    run = ClusterRun(cluster, "autoscaled", "placement=het", *scaling, groups=32, slow=True).submit()
     run.await_rows(1)
     poll(lambda: run_workers(run) == {"1", "2"}, "the pool has grown", 90, 0.5)
+    run.go_on()
     run.await_state("completed")
     run.exactly_once()
     assert [one.workers for one in run.submissions if one.reason == "scale"] == [1]
@@ -76,7 +78,7 @@ def test_status_tells_why_a_run_waits_and_what_would_start_sooner(cluster: Clust
 @pytest.mark.root
 def test_status_and_cancel_work_with_the_routers_port_blocked(cluster: Cluster) -> None:
     """A login node that cannot reach compute nodes: all is read from files and asked by them."""
-    run = ClusterRun(cluster, "blocked", "placement=het", *SLOW, groups=96).submit()
+    run = ClusterRun(cluster, "blocked", "placement=het", groups=96, slow=True).submit()
     run.await_rows(1)
     alone = ["unshare", "--net"]  # not even loopback is up in there
     command = str(cluster.python.with_name("rollmill"))

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.slurm.jobs import QUICK, SLOW, ClusterRun
+from tests.slurm.jobs import QUICK, ClusterRun
 from tests.support import runs
 from tests.support.cluster import Cluster
 from tests.support.waiting import poll
@@ -44,7 +44,7 @@ def test_the_heavier_users_sweep_waits_behind_the_lighter_ones_run(cluster: Clus
     ended = cluster.rollmill("alice", *words, "-m", "sampling.temperature=0.7,1.0")
     assert ended.returncode == 0, ended.stderr
     points = [ClusterRun(cluster, f"heavy/{place}", groups=4) for place in range(2)]
-    light = ClusterRun(cluster, "light", *ALONE, *SLOW, user="bob", groups=32).submit()  # outlasts the questions
+    light = ClusterRun(cluster, "light", *ALONE, user="bob", groups=32, slow=True).submit()  # outlasts the questions
     waiting = {point.job for point in points}
     assert set(cluster.ask("squeue", "-ht", "PD", "-o", "%i").split()) == {*waiting, light.job}, "all of them wait"
     cluster.run("root", ["scancel", blockers[1]], check=True)
@@ -67,5 +67,6 @@ def test_the_heavier_users_sweep_waits_behind_the_lighter_ones_run(cluster: Clus
 
     for point in points:
         point.verb("cancel")
+    light.go_on()
     light.await_state("completed")
     assert runs.summary(light.place)["rollouts"]["completed"] == light.expected

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tests.slurm.jobs import SLOW, ClusterRun
+from tests.slurm.jobs import ClusterRun
 from tests.support.cluster import Cluster
 from tests.support.waiting import poll
 
@@ -20,7 +20,7 @@ POINTS = int(os.environ.get("ROLLMILL_TEST_CANCEL_POINTS", "3"))
 def test_b08_cancel_at_a_random_point(cluster: Cluster, by: str, point: int) -> None:
     dice = random.Random(f"{by}-{point}")
     placement = dice.choice(["het", "linked", "colocated"])
-    run = ClusterRun(cluster, f"cancel-{by}-{point}", f"placement={placement}", *SLOW, groups=96).submit()
+    run = ClusterRun(cluster, f"cancel-{by}-{point}", f"placement={placement}", groups=96, slow=True).submit()
     until = dice.choice([0, 0, 1, 20, 60])
     if until:
         run.await_rows(until)

@@ -25,7 +25,7 @@ def test_b19_a_run_that_fails_is_failed_everywhere(cluster: Cluster, placement: 
 
 @pytest.mark.root
 def test_b24_another_user_cannot_use_the_router(cluster: Cluster) -> None:
-    run = ClusterRun(cluster, "guarded", "placement=het", groups=160).submit()
+    run = ClusterRun(cluster, "guarded", "placement=het", groups=24, slow=True).submit()
     run.await_rows(1)
     url = json.loads(run.layout.router_json.read_text())["url"]
     asks = f"import urllib.request as u; print(u.urlopen('{url}/v1/status').status)"

@@ -24,7 +24,7 @@ def test_the_demo_runs_to_its_end(cluster: Cluster, placement: str) -> None:
 
 
 def test_het_has_five_components_that_each_start_at_once(cluster: Cluster) -> None:
-    run = ClusterRun(cluster, "five", "placement=het").submit()
+    run = ClusterRun(cluster, "five", "placement=het", groups=8, slow=True).submit()
     run.await_rows(1)
     assert set(cluster.queued(run.job)) == {f"{run.job}+{number}" for number in range(5)}
     assert sorted({member["kind"] for member in runs.members(run.place)}) == [
@@ -35,4 +35,5 @@ def test_het_has_five_components_that_each_start_at_once(cluster: Cluster) -> No
         "run",
     ]
     assert len({member["node"] for member in runs.members(run.place)}) == 5
+    run.go_on()
     run.await_state("completed")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stages.client import RolloutClient
-from tests.slurm.jobs import SLOW, ClusterRun
+from tests.slurm.jobs import ClusterRun
 from tests.support import runs
 from tests.support.cluster import Cluster
 
@@ -16,8 +16,8 @@ GROUPS, TASKS = 20, 8
 
 def test_a_service_serves_across_a_requeue_until_it_is_drained(cluster: Cluster) -> None:
     """The trainer's loop has no code of its own for the requeue: each group comes once, from either attempt."""
-    run = ClusterRun(cluster, "service", "placement=het", "workflow=serve", "checkpoint.turns=1", *SLOW, groups=TASKS)
-    run.submit()
+    words = ("placement=het", "workflow=serve", "checkpoint.turns=1")
+    run = ClusterRun(cluster, "service", *words, groups=TASKS, slow=True).submit()
     cluster.await_state(run.job, "RUNNING")
     tasks = [{"task_id": f"arith-0-{number % TASKS}"} for number in range(GROUPS)]
     seen: list[str] = []
@@ -27,6 +27,7 @@ def test_a_service_serves_across_a_requeue_until_it_is_drained(cluster: Cluster)
             assert len(group.rows) == 2 and group.tag == "train"
             if len(seen) == 4:
                 cluster.run("root", ["scontrol", "requeue", run.job], check=True)
+                run.go_on()
     assert len(seen) == len(set(seen)) == GROUPS
     closed = [line["group_id"] for line in runs.index(run.place) if line["type"] == "group"]
     assert sorted(closed) == sorted(seen)

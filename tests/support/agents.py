@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from sandbox.protocols import Sandbox
 from stages.protocols import Limits, Model, Row, Task
@@ -25,13 +26,21 @@ def told_after(steps: int) -> str:
 
 
 class Steps:
-    """Lets the policy speak `turns` times, with a step in the sandbox between; its whole state is its messages."""
+    """Lets the policy speak `turns` times, with a step in the sandbox between; its whole state is its messages.
+
+    Args:
+        task: whose prompt is answered.
+        turns: how often the policy speaks.
+        pause_s: seconds that a step sleeps.
+        go: a file; once it is there steps no longer sleep, so that a test need not wait for what it has seen.
+    """
 
     name = "steps"
     privileged = False
 
-    def __init__(self, task: Task, turns: int = 8, pause_s: float = 0.3) -> None:
+    def __init__(self, task: Task, turns: int = 8, pause_s: float = 0.3, go: str | None = None) -> None:
         self._task, self._turns, self._pause_s = task, turns, pause_s
+        self._go = None if go is None else Path(go)
 
     async def run(self, row: Row, model: Model, sandbox: Sandbox, limits: Limits) -> None:
         await self.resume(row, model, sandbox, limits, self._task.prompt(row))
@@ -42,6 +51,7 @@ class Steps:
         said = list(messages)
         while sum(message.role == "assistant" for message in said) < self._turns:
             if said[-1].role == "assistant":
-                result = await sandbox.shell.run(STEP % self._pause_s, timeout_s=60)
+                pause_s = 0.0 if self._go is not None and self._go.exists() else self._pause_s
+                result = await sandbox.shell.run(STEP % pause_s, timeout_s=60)
                 said.append(Message("user", result.output.replace("\r", "").strip()))
             said.append(await model.generate(messages=said))

@@ -26,17 +26,17 @@ class SlowGrading(ArithTask):
         return await super().verify(sandbox, row, trajectory)
 
 
+BROKEN = {"prepare": 3, "prompt": 30, "verify": 45}
+"""Which sum breaks at which boundary."""
+
+
 class Breaking(ArithTask):
-    """Sums of which one breaks at a boundary: `where` is prepare, prompt or verify."""
+    """Sums of which three break, each at another boundary."""
 
     name = "breaking"
 
-    def __init__(self, where: str = "verify", number: int = 3, **options: Any) -> None:
-        super().__init__(**options)
-        self._where, self._number = where, number
-
     def _break(self, where: str, row: Row) -> None:
-        if where == self._where and row["task_id"].endswith(f"-{self._number}"):
+        if row["task_id"].endswith(f"-{BROKEN[where]}"):
             raise ValueError(f"broken on purpose in {where}")
 
     async def prepare(self, sandbox: Sandbox, row: Row) -> None:
@@ -45,7 +45,7 @@ class Breaking(ArithTask):
 
     def environment(self, row: Row) -> Any:
         environment = super().environment(row)
-        if self._where == "prepare":  # an environment a row, so that one broken one breaks no other
+        if row["task_id"].endswith(f"-{BROKEN['prepare']}"):  # one of its own, so that it breaks no other row's
             return type(environment)(environment.image, row["task_id"], environment.workspace)
         return environment
 
