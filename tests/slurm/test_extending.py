@@ -5,7 +5,6 @@ from __future__ import annotations
 from stages.shards import ShardReader
 from tests.integration.grading.test_extending import example
 from tests.slurm.jobs import ClusterRun
-from tests.support import runs
 from tests.support.cluster import Cluster
 
 
@@ -24,6 +23,6 @@ def test_a_task_and_an_agent_outside_the_repository_are_rolled_out(cluster: Clus
     assert {row["reward"] for row in rows} == {1.0}
     assert {(row["task"], row["grading"]) for row in rows} == {("letters", "trusted")}
     assert all(sum(row["loss_mask"]) > 0 for row in rows), "the model was asked"
-    assert len({member["node"] for member in runs.members(run.place)}) > 1
+    assert len({node for row in rows for node in row["nodes"]}) > 1
     run.await_slurm(run.job, "COMPLETED")
     run.gone()
