@@ -12,7 +12,7 @@ import importlib
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import uvloop
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from starlette.responses import Response, StreamingResponse
     from starlette.routing import Route
     from starlette.types import ASGIApp, Receive, Scope, Send
+
+Given = TypeVar("Given")
 
 __all__ = [
     "ASGIApp",
@@ -149,10 +151,10 @@ async def serve_app(
             serving.cancel()
 
 
-def run(main: Coroutine[Any, Any, None]) -> None:
+def run(main: Coroutine[Any, Any, Given]) -> Given:
     """Run the coroutine of a process that serves, or that does a stage's work, on uvloop."""
     # What is loaded by now stays, and records of open work hold no cycles: looking at them again and again for some
     # took a fifth of a router's time.
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
-    uvloop.run(main)
+    return uvloop.run(main)

@@ -18,6 +18,7 @@ from sandbox.errors import SandboxError
 from sandbox.limits import Bounds
 from sandbox.none import NoneBackend
 from sandbox.protocols import Sandbox, SandboxBackend, SandboxSpec
+from stages.web import run
 from tests.bench.report import emit
 from tests.bench.shells import terminals
 from tests.bench.shells.floor import Floor
@@ -199,7 +200,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer rounds and shells")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="rollmill-bench-") as scratch:
-        results, peers, errors = asyncio.run(measure(Path(scratch), arguments.quick))
+        results, peers, errors = run(measure(Path(scratch), arguments.quick))
     return emit(
         "tool_latency", results, peers=peers, ratios=compared(results, peers), errors=errors, as_json=arguments.json
     )
