@@ -21,7 +21,7 @@ PYTHON = os.environ.get("ROLLMILL_TEST_VLLM")
 """An interpreter that has vLLM; `make test-vllm` names it."""
 KEY = "a-key-of-the-tests"
 BLOCK = 32
-LONG = 250
+LONG = 1000
 """A second of drawing on an idle machine."""
 collect_ignore_glob = [] if PYTHON else ["test_*.py"]
 

@@ -1,4 +1,4 @@
-"""workflow=train on two real vLLM servers that the run starts itself: three updates, each pushed while it samples."""
+"""workflow=train on two real vLLM servers that the run starts itself: three updates, each pushed to both."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_three_updates_reach_both_servers_and_every_token_is_of_its_version(
     command = runs.command(
         run_dir, "workflow=train", "fleet=vllm", "fleet.replicas=2", f"fleet.python={PYTHON}", "fleet.model=tiny-half",
         "task.limit=512", "group_size=8", "agent.max_turns=4", "sampling.max_tokens=64", f"train.steps={UPDATES}",
-        "train.groups=4", "train.mode=async", "train.threads=1",
+        "train.groups=4", "train.threads=1",
     )  # fmt: skip
     done = subprocess.run(
         command, cwd=runs.REPOSITORY, env=torch_of_vllm(tmp_path / "torch"), capture_output=True, text=True,
@@ -49,11 +49,9 @@ def test_three_updates_reach_both_servers_and_every_token_is_of_its_version(
     with ShardReader(run_dir) as reader:
         rows = [row for group in reader.groups() for row in group.rows]
     turns = [turn for row in rows for turn in row["turns"]]
-    mixed = sum(len({span["version"] for span in row["policy_versions"]}) > 1 for row in rows)
     kept = ("gap_max", "gap_mean", "gap_tokens", "lag_mean", "lag_max", "groups_asked", "groups_kept", "seconds")
-    tell(**{name: report[name] for name in kept}, rows=len(rows), rows_of_two_versions=mixed)
+    tell(**{name: report[name] for name in kept}, rows=len(rows))
     assert (report["updates"], report["groups_used_twice"], report["masked"]) == (UPDATES, 0, 0)
     assert 0 < report["gap_max"] <= 1e-4 and report["gap_tokens"] > 500
-    assert report["lag_max"] == 1
-    assert {span["version"] for row in rows for span in row["policy_versions"]} >= {0, 1, 2}
+    assert {span["version"] for row in rows for span in row["policy_versions"]} == {0, 1, 2}
     assert len({turn["replica"] for turn in turns}) == 2
