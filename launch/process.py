@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
 
 def _run(kind: str, body: object) -> None:
     """Servers and workers run on uvloop; what starts subprocesses by asyncio does so on its own loop, twice as fast."""
-    if kind in SERVERS or kind in WORKERS:
+    if kind in SERVERS | WORKERS:
         from stages.web import run
 
         run(body)  # type: ignore[arg-type]

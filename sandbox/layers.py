@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -53,40 +53,51 @@ def pack(
         LayerError: the changes cannot be read, or are too large or too many (`detail["content"]` is then True).
     """
     walk = UpperWalk(trees, Selection(paths, exclude))
-    temporary = out_file.with_name(f".{out_file.name}.{os.urandom(6).hex()}.tmp")
     entries = 0
+    with _appearing(out_file, max_bytes) as sink:
+        for entry, content in walk.entries():
+            sink.write(encode(entry))
+            sink.expect(entry.size)
+            if entries == max_entries:
+                raise LayerError(
+                    f"more than {max_entries} names have changed: exclude paths or raise the limit",
+                    boundary="layers", content=True,
+                )  # fmt: skip
+            if entry.size:
+                _copy(content, entry.size, entry.path, sink)
+            entries += 1
+    return PackedLayer(sink.digest, out_file.stat().st_size, str(out_file), sink.tar_bytes, entries, walk.skipped)
+
+
+def pack_nothing(out_file: Path) -> PackedLayer:
+    """The layer without entries, as `pack` makes it. Blocks.
+
+    Raises:
+        LayerError: it cannot be written.
+    """
+    with _appearing(out_file, DEFAULT_MAX_BYTES) as sink:
+        pass
+    return PackedLayer(sink.digest, out_file.stat().st_size, str(out_file), sink.tar_bytes, 0, 0)
+
+
+@contextmanager
+def _appearing(out_file: Path, max_bytes: int) -> Iterator[_Sink]:
+    """What a layer is written to in the block; the file appears after it, whole, or not at all.
+
+    Raises:
+        LayerError: it cannot be written.
+    """
+    temporary = out_file.with_name(f".{out_file.name}.{os.urandom(6).hex()}.tmp")
     try:
         with temporary.open("xb") as file:
             sink = _Sink(file, max_bytes)
-            for entry, content in walk.entries():
-                sink.write(encode(entry))
-                sink.expect(entry.size)
-                if entries == max_entries:
-                    raise LayerError(
-                        f"more than {max_entries} names have changed: exclude paths or raise the limit",
-                        boundary="layers", content=True,
-                    )  # fmt: skip
-                if entry.size:
-                    _copy(content, entry.size, entry.path, sink)
-                entries += 1
+            yield sink
             sink.finish()
         temporary.rename(out_file)
     except OSError as error:
         raise LayerError(f"the layer cannot be written to {out_file}: {error.strerror}", boundary="layers") from error
     finally:
         temporary.unlink(missing_ok=True)
-    size = out_file.stat().st_size
-    return PackedLayer(sink.digest, size, str(out_file), sink.tar_bytes, entries, walk.skipped)
-
-
-def pack_nothing(out_file: Path) -> PackedLayer:
-    """The layer without entries, as `pack` makes it, in a file that appears whole. Blocks."""
-    temporary = out_file.with_name(f".{out_file.name}.{os.urandom(6).hex()}.tmp")
-    with temporary.open("xb") as file:
-        sink = _Sink(file, DEFAULT_MAX_BYTES)
-        sink.finish()
-    temporary.rename(out_file)
-    return PackedLayer(sink.digest, out_file.stat().st_size, str(out_file), sink.tar_bytes, 0, 0)
 
 
 def unpack(

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Final
 
 from launch.errors import Exit
-from launch.process import IN_JOB, die_with_parent
+from launch.process import IN_JOB, WORKERS, die_with_parent
 from launch.slurm.shapes import Share
 
 PATIENCE_S: Final = 20.0
 """How long the router stays for workers that were told to end with it; Slurm's own KillWait may be shorter."""
 DRAIN, STOP = "drain", "stop"
 """What the leader says on the standard input of a step."""
-WORKERS: Final = ("init", "run", "eval")
 
 
 def main(argv: Sequence[str]) -> int:

@@ -17,7 +17,7 @@ import zstandard
 from hypothesis import given, settings
 
 from sandbox.errors import LayerError
-from sandbox.layers import pack, unpack
+from sandbox.layers import pack, pack_nothing, unpack
 from sandbox.scratch import remove_tree
 from sandbox.tarstream import END, MTIME, Entry, encode, padding
 from tests.unit.sandbox.trees import TREES, Tree, make, read
@@ -55,6 +55,16 @@ def test_any_tree_comes_back_and_has_one_digest(tree: Tree) -> None:
         assert first.digest == "sha256:" + hashlib.sha256(tar_of(first.path)).hexdigest()
         for path in ("upper", "layer"):
             remove_tree(home / path)
+
+
+def test_the_layer_of_nothing_is_what_packing_an_unchanged_tree_gives(directory: Path) -> None:
+    (directory / "upper").mkdir()
+    packed, nothing = pack({b"": directory / "upper"}, directory / "one"), pack_nothing(directory / "two")
+    assert (nothing.digest, nothing.entries) == (packed.digest, 0)
+    assert tar_of(nothing.path) == tar_of(packed.path)
+    with pytest.raises(LayerError, match="cannot be written"):
+        pack_nothing(directory / "none" / "three")
+    assert {entry.name for entry in directory.iterdir()} == {"upper", "one", "two"}
 
 
 @settings(max_examples=30, deadline=None)
