@@ -172,7 +172,7 @@ class GroupStream:
                 if not self._owned:
                     await asyncio.sleep(FULL_S)  # others fill the router: there is nothing of ours to wait for
                 return True
-            except BaseException:
+            except BaseException:  # whatever kept them from being taken, the tasks are asked for again; raised again
                 source.give_back(batch)
                 raise
             for task, group in zip(batch, accepted, strict=True):

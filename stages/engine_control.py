@@ -247,7 +247,7 @@ class EngineControl:
         try:
             await self.pause(url, mode, timeout_s=timeout_s)
             yield
-        except BaseException as broken:
+        except BaseException as broken:  # also a cancelled caller leaves no engine standing still; raised again
             try:
                 await asyncio.shield(asyncio.ensure_future(self.resume(url)))
             except EngineControlError as error:

@@ -109,12 +109,7 @@ class StreamModel:
         if self._asked is None or self._asked != list(messages) or self._tools != list(tools):
             self._continue(messages, tools)
         stream = self._streams[-1]
-        try:
-            await self._sample(stream)
-        except Exception:
-            self._answered(stream)  # it has ended; what was cancelled has not
-            raise
-        self._answered(stream)
+        await self._sample_to_its_end(stream)
         reply = self._read(*stream.last_turn)
         self._took(messages, reply, tools)
         self._answered_at = time.perf_counter()
@@ -168,14 +163,19 @@ class StreamModel:
         self._charge_tools()
         if self._hold is not None:
             await self._hold()
+        await self._sample_to_its_end(stream, max_tokens, cut)
+        self._answered_at = time.perf_counter()
+        return stream.last_turn
+
+    async def _sample_to_its_end(
+        self, stream: TokenStream, max_tokens: int | None = None, cut: Cut | None = None
+    ) -> None:
         try:
             await self._sample(stream, max_tokens, cut)
-        except Exception:
+        except Exception:  # it has ended; what was cancelled has not; raised again
             self._answered(stream)
             raise
         self._answered(stream)
-        self._answered_at = time.perf_counter()
-        return stream.last_turn
 
     def _answered(self, stream: TokenStream) -> None:
         """The fleet is away for this chain no more."""

@@ -106,7 +106,7 @@ class Capture:
         cut = Cut(self._chat.decode, ask.stop) if ask.stop else None
         try:
             ids, reason = await self._model.sample(stream, max_tokens=ask.max_tokens, cut=cut)
-        except BaseException:
+        except BaseException:  # a turn that did not come about leaves its chain as it was; raised again
             self._withdraw(conversation)
             raise
         finally:

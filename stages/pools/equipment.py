@@ -54,7 +54,7 @@ class Equipment:
                 await self._wait(image, came)
                 try:
                     self._found[image] = await self._find(agent, image)
-                except Exception as error:
+                except Exception as error:  # those who wait now fail with it too; raised again
                     self._failed[image] = error, time.monotonic()
                     raise
             return [self._found[image]]

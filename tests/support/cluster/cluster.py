@@ -52,7 +52,7 @@ class Cluster:
         try:
             self._daemons.prepare()
             self._daemons.start()
-        except BaseException:
+        except BaseException:  # what has come up goes down again; raised again
             self.down(clear=False)
             raise
         return self
@@ -137,7 +137,7 @@ class Cluster:
         with self.start(user, argv, cwd=cwd, env=env, stdin=pipe, stdout=pipe, stderr=pipe) as process:
             try:
                 out, err = process.communicate(stdin, timeout=timeout_s)
-            except BaseException:
+            except BaseException:  # nobody waits for it any more; raised again
                 process.kill()
                 raise
         if check and process.returncode:
