@@ -11,7 +11,6 @@ from stages.ledger.events import Leased
 from tests.bench.report import emit
 from tests.slurm.jobs import ClusterRun
 from tests.support.cluster import Cluster, ClusterError
-from tests.support.waiting import poll
 
 USER = "alice"
 FIRST_LEASE_S = 5.0
@@ -70,7 +69,7 @@ def of_run(cluster: Cluster, groups: int) -> Cost:
     cluster.await_state(run.job, "COMPLETED")
     run.exactly_once()
     components = len(cluster.queued(run.job))
-    poll(lambda: not cluster.job_processes(), "no process of the run is left")
+    cluster.await_no_processes()
     calls, database = counter.controller(), counter.database()
     return Cost(run.expected, components, calls, running, minutes, database, first_lease_s(cluster, run))
 

@@ -112,7 +112,7 @@ class ClusterRun:
 
     def gone(self) -> None:
         """No process of any job is left on any node."""
-        poll(lambda: not self.cluster.job_processes(), "no process of a job is left", 60, 0.2)
+        self.cluster.await_no_processes()
 
 
 def wasted_tokens(run: ClusterRun) -> int:

@@ -19,14 +19,14 @@ from launch.slurm.words import explain
 from tests.support.cluster import ALICE, Cluster
 from tests.support.waiting import eventually
 
-PLAIN = "#!/bin/bash\nsleep 600\n"
+PLAIN = "#!/bin/bash\nexec sleep 600\n"
 HET = """#!/bin/bash
 #SBATCH --nodes=1 --ntasks=1 --mem=100
 #SBATCH hetjob
 #SBATCH --nodes=1 --ntasks=1 --mem=100 --partition=gpu --gpus-per-node=1
 #SBATCH hetjob
 #SBATCH --nodes=2 --ntasks=2 --mem=100
-srun --het-group=0-2 sleep 600
+exec srun --het-group=0-2 sleep 600
 """
 NAME = "rollmill-client-test"
 COMMENT = "run,of|a = test"

@@ -73,7 +73,15 @@ def test_het_job_of_five_components_has_a_node_for_each(cluster: Cluster) -> Non
     cluster.await_state(job, "CANCELLED")
     assert set(heard.of("batch")) == {"CONT", "TERM"}
     assert all(set(heard.of(f"step{number}")) == {"CONT", "TERM"} for number in range(5))
-    poll(lambda: not cluster.job_processes(), "no process of the job is left")
+    cluster.await_no_processes()
+
+
+def test_what_escapes_from_a_job_is_of_no_later_test(cluster: Cluster) -> None:
+    job = cluster.submit("alice", "#!/bin/bash\n(setsid sleep 600 > /dev/null 2>&1 &)\n")
+    cluster.await_state(job, "COMPLETED")
+    assert cluster.job_processes(), "Slurm follows parents here, and this one's is gone"
+    cluster.settle()
+    cluster.await_no_processes(10)
 
 
 def test_usr2_reaches_either_the_steps_or_the_batch_shell(cluster: Cluster) -> None:

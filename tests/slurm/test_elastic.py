@@ -62,7 +62,7 @@ def _summary(place: object) -> str:
 
 
 def test_status_tells_why_a_run_waits_and_what_would_start_sooner(cluster: Cluster) -> None:
-    cluster.submit("bob", "#!/bin/bash\nsleep 300\n", "-pcpu", "-N5", "--exclusive")
+    cluster.submit("bob", "#!/bin/bash\nexec sleep 300\n", "-pcpu", "-N5", "--exclusive")
     run = ClusterRun(cluster, "waits", "placement=het", "cluster.partition=cpu", groups=4).submit()
     poll(lambda: run.status()["slurm"]["jobs"], "Slurm has the job", 30, 0.5)
     status = run.status()

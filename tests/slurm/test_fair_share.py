@@ -11,7 +11,7 @@ from tests.support import runs
 from tests.support.cluster import Cluster
 from tests.support.waiting import poll
 
-SLEEP = "#!/bin/bash\nsleep 600\n"
+SLEEP = "#!/bin/bash\nexec sleep 600\n"
 ALONE = ("placement=colocated", "cluster.partition=cpu", "cluster.extra_sbatch=['--exclusive']")
 """A run that takes a whole node: only one node is left to the two of them."""
 

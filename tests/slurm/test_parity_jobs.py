@@ -37,7 +37,7 @@ def test_b24_another_user_cannot_use_the_router(cluster: Cluster) -> None:
 
 def test_b27_auto_leaves_het_after_the_configured_wait(cluster: Cluster) -> None:
     """All but two nodes are taken: a job of five components waits, linked ones share the nodes that are left."""
-    cluster.submit("bob", "#!/bin/bash\nsleep 300\n", "-pcpu", "-N3", "--exclusive", "-wcpu[1-3]")
+    cluster.submit("bob", "#!/bin/bash\nexec sleep 300\n", "-pcpu", "-N3", "--exclusive", "-wcpu[1-3]")
     run = ClusterRun(
         cluster, "auto", "placement=auto", "cluster.het_max_pending_s=20", "cluster.partition=cpu", groups=8
     )

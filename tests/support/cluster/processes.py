@@ -43,6 +43,20 @@ def name(pid: int) -> str:
         return ""
 
 
+def described(pid: int) -> str:
+    """One line on a process for a failure's message: pid, state, parent, place in the kernel, job and command."""
+
+    def read(what: str) -> str:
+        try:
+            return Path(f"/proc/{pid}/{what}").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        except OSError:
+            return "?"
+
+    state, parent = ([*_stat(pid), "gone", "?"])[:2]
+    job = environment(pid).get("SLURM_JOB_ID", "?")
+    return f"{pid} {state} of {parent} in {read('wchan')}, job {job}: {read('cmdline')[:200]}"
+
+
 def everybody() -> Iterator[int]:
     """All pids of this machine, now."""
     for entry in os.scandir("/proc"):
