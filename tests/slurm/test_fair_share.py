@@ -16,20 +16,31 @@ ALONE = ("placement=colocated", "cluster.partition=cpu", "cluster.extra_sbatch=[
 """A run that takes a whole node: only one node is left to the two of them."""
 
 
-def factor(cluster: Cluster, user: str) -> float:
-    """The user's fair-share factor, as Slurm last computed it."""
-    rows = [line.split("|") for line in cluster.ask("sshare", "-nPa", "--format=User,FairShare").splitlines()]
+def shown(cluster: Cluster, user: str, column: str) -> float:
+    """What sshare says of the user, as Slurm last computed it."""
+    rows = [line.split("|") for line in cluster.ask("sshare", "-nPa", f"--format=User,{column}").splitlines()]
     return next(float(found) for name, found in rows if name == user)
 
 
+def factor(cluster: Cluster, user: str) -> float:
+    return shown(cluster, user, "FairShare")
+
+
+def used(cluster: Cluster, user: str) -> float:
+    """CPU seconds, decayed."""
+    return shown(cluster, user, "RawUsage")
+
+
 def use_all_nodes_for_a_while(cluster: Cluster, user: str, other: str) -> None:
-    """Slurm adds usage up once a minute (PriorityCalcPeriod): until then the job runs."""
+    """Slurm adds usage up once a minute (PriorityCalcPeriod): until then the job runs, and factors are of before."""
     for one in (user, other):
         account = f"account={cluster.spec.users[one]}"
         cluster.ask("sacctmgr", "-i", "modify", "user", "where", f"name={one}", account, "set", "rawusage=0")
+    poll(lambda: used(cluster, user) == used(cluster, other) == 0, "neither has used anything", 30, 0.2)
     heavy = cluster.submit(user, SLEEP, "-pcpu", "-N5", "--exclusive")
     cluster.await_state(heavy, "RUNNING")
-    poll(lambda: factor(cluster, user) < factor(cluster, other), f"{user} has used more than {other}", 130, 1.0)
+    poll(lambda: used(cluster, user) > 0, f"{user}'s usage is added up", 130, 1.0)
+    assert factor(cluster, user) < factor(cluster, other)
     cluster.run("root", ["scancel", heavy], check=True)
     poll(lambda: set(cluster.queued(heavy).values()) == {"CANCELLED"}, "its nodes are free", 30, 0.2)
 
