@@ -18,6 +18,7 @@ from launch import evaluation, training, wiring
 from launch.bodies import node_scratch
 from launch.errors import Exit, LaunchError
 from launch.failures import describe
+from launch.forked import ForkServer
 from launch.progress import Progress, print_summary
 from launch.slurm.code import CODE_CHANGED
 from launch.supervisor import Slot, Supervisor
@@ -66,6 +67,7 @@ class Driver:
             or the supervisor that keeps them already.
         looks: told every status that the router gives; may change the run's jobs.
         patience_s: how long a stop waits for workers elsewhere to hand over to the router.
+        forks: forks processes that are kept here.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Driver:
         kept: Iterable[Slot] | Supervisor,
         looks: Sequence[Look] = (),
         patience_s: float = 0.0,
+        forks: ForkServer | None = None,
     ) -> None:
         self._looks, self._patience_s = looks, patience_s
         self._manned = 0.0
@@ -89,7 +92,7 @@ class Driver:
         """Unix seconds of the last look that found no ready replica."""
         self._away_at: float | None = None
         if not isinstance(kept, Supervisor):
-            kept = Supervisor(layout, kept, attempt, self._progress.say)
+            kept = Supervisor(layout, kept, attempt, self._progress.say, forks)
         self._supervisor = kept
 
     async def to_the_end(self) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from launch.errors import LaunchError
+from launch.forked import ForkError, ForkServer, Process
 from stages import sharedfs
 from stages.errors import RouterUnreachableError, ServiceError
 from stages.identity import member_id
@@ -49,12 +50,20 @@ class Supervisor:
         slots: the processes to keep.
         attempt: names the log directory.
         say: shows a line to the person who started the run.
+        forks: forks the processes of its kinds; without it each is started with its own command line.
     """
 
-    def __init__(self, layout: RunLayout, slots: Iterable[Slot], attempt: int, say: Callable[[str], None]) -> None:
-        self._layout, self._attempt, self._say = layout, attempt, say
+    def __init__(
+        self,
+        layout: RunLayout,
+        slots: Iterable[Slot],
+        attempt: int,
+        say: Callable[[str], None],
+        forks: ForkServer | None = None,
+    ) -> None:
+        self._layout, self._attempt, self._say, self._forks = layout, attempt, say, forks
         self._slots = list(slots)
-        self._running: dict[Slot, asyncio.subprocess.Process] = {}
+        self._running: dict[Slot, Process] = {}
         self._ending: set[str] = set()
         """Kinds that are not started again."""
         self._keeping: asyncio.Task[None] | None = None
@@ -94,15 +103,28 @@ class Supervisor:
             await self._bury(member)
             await asyncio.sleep(min(BACKOFF_S[1], BACKOFF_S[0] * 2 ** (len(deaths) - 1)))
 
-    async def _start(self, kind: str, number: int, member: str) -> asyncio.subprocess.Process:
-        with self._log(kind, number).open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", BODY, kind, str(self._layout.root), str(number), member,
-                stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                env={**os.environ, "ROLLMILL_SUPERVISED": "1"},
-            )  # fmt: skip
+    async def _start(self, kind: str, number: int, member: str) -> Process:
+        words = [kind, str(self._layout.root), str(number), member]
+        process = await self._forked(kind, words, self._log(kind, number))
+        if process is None:
+            with self._log(kind, number).open("ab") as log:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-P", "-m", BODY, *words,
+                    stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                    env={**os.environ, "ROLLMILL_SUPERVISED": "1"},
+                )  # fmt: skip
         self._running[kind, number] = process
         return process
+
+    async def _forked(self, kind: str, words: list[str], log: Path) -> Process | None:
+        """None where it has to be started with its own command line."""
+        if self._forks is None or kind not in self._forks.kinds or self._forks.body != BODY:
+            return None
+        try:
+            return await self._forks.fork(words, log)
+        except ForkError as error:
+            self._say(f"{words[0]}-{words[2]} is started by itself: {error}")
+            return None
 
     def _log(self, kind: str, number: int) -> Path:
         return self._layout.attempt_logs(self._attempt) / f"{kind}-{number}.log"
@@ -128,6 +150,8 @@ class Supervisor:
         self._ending.update(kind for kinds in ORDER for kind in kinds)
         for kinds in ORDER:
             await self.end(kinds)
+        if self._forks is not None:
+            await self._forks.aclose()
 
     async def end(self, kinds: Iterable[str]) -> None:
         """End the processes of these kinds and start none of them again; workers hand over what they hold."""
@@ -138,7 +162,7 @@ class Supervisor:
             _ask_to_end(process)
         await asyncio.gather(*(self._end(slot[0], process) for slot, process in ending))
 
-    async def _end(self, kind: str, process: asyncio.subprocess.Process) -> None:
+    async def _end(self, kind: str, process: Process) -> None:
         try:
             async with asyncio.timeout(END_S.get(kind, END_WORKER_S)):
                 await process.wait()
@@ -148,7 +172,7 @@ class Supervisor:
             await process.wait()
 
 
-def _ask_to_end(process: asyncio.subprocess.Process) -> None:
+def _ask_to_end(process: Process) -> None:
     """By SIGINT: SIGTERM is what a batch system sends to all processes at once, and the servers outlast it."""
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(signal.SIGINT)

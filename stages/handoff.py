@@ -17,6 +17,7 @@ import msgspec
 from stages import ranges
 from stages.checkpoint import Checkpoint
 from stages.errors import SchemaError, ShardError
+from stages.gathered import Gathered
 from stages.groupcommit import ROTATE_BYTES, Block, GroupCommit, Policy
 from stages.layout import RunLayout
 from stages.trajectory import CheckpointRange, RowRange, RunResult
@@ -126,14 +127,16 @@ def read_record(run_dir: Path, place: RowRange) -> RunResult:
     return decode_record(data, _where(run_dir, place))
 
 
-async def wait_record(run_dir: Path, place: RowRange, *, visibility_s: float = 60.0) -> RunResult:
-    """The record of a committed range, waited for until `visibility_s` is over.
+async def wait_record(
+    run_dir: Path, place: RowRange, *, visibility_s: float = 60.0, reads: Gathered | None = None
+) -> RunResult:
+    """The record of a committed range, waited for until `visibility_s` is over; with `reads` looked for with others.
 
     Raises:
         ShardError: not visible in time, or not what was committed; names file, range and what was found.
     """
     path = RunLayout(run_dir).resolve(place.path)
-    data = await ranges.wait_checked(path, place.offset, place.length, place.crc32, visibility_s)
+    data = await ranges.wait_checked(path, place.offset, place.length, place.crc32, visibility_s, reads)
     return decode_record(data, _where(run_dir, place))
 
 

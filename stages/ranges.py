@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import time
 import zlib
 from pathlib import Path
 
 from stages import sharedfs
 from stages.errors import ShardError
+from stages.gathered import Gathered
 
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 1.0
@@ -63,8 +65,12 @@ def read_checked(path: Path, offset: int, length: int, crc32: int) -> bytes:
     return data
 
 
-async def wait_checked(path: Path, offset: int, length: int, crc32: int, visibility_s: float) -> bytes:
+async def wait_checked(
+    path: Path, offset: int, length: int, crc32: int, visibility_s: float, reads: Gathered | None = None
+) -> bytes:
     """The bytes of a committed range, asked for again until they are visible or `visibility_s` is over.
+
+    With `reads` the first look is made together with others'.
 
     Raises:
         ShardError: not visible in time, or the filesystem refuses to read it.
@@ -72,7 +78,10 @@ async def wait_checked(path: Path, offset: int, length: int, crc32: int, visibil
     deadline, pause = time.monotonic() + visibility_s, FIRST_PAUSE_S
     while True:
         try:
-            return await asyncio.to_thread(read_checked, path, offset, length, crc32)
+            if reads is None:
+                return await asyncio.to_thread(read_checked, path, offset, length, crc32)
+            together, reads = reads, None
+            return await together.call(functools.partial(read_checked, path, offset, length, crc32))
         except NotYetError as error:
             left = deadline - time.monotonic()
             if left <= 0:

@@ -16,6 +16,7 @@ from sandbox.errors import SandboxError
 from stages.errors import RolloutError, RouterUnreachableError, ServiceError
 from stages.http import RouterLink
 from stages.ledger.outcomes import CHECKPOINT, GIVEN_BACK, OUTCOMES
+from stages.slots import Slots
 from stages.trajectory import CheckpointRange, RowRange
 from stages.wire import (
     CommitIn,
@@ -37,6 +38,7 @@ GATHER_S: Final = 0.01
 """Time for further results before some are sent: they hold no slot, and each request costs the router the same."""
 SLOT_GATHER_S: Final = 0.004
 """Time for further slots to come free before leases are asked for, where most of them are busy."""
+AHEAD_GATHER_S: Final = 0.02  # the same where leases are there already for those that come free meanwhile
 FLUSH_S: Final = 5.0
 MESSAGE_MAX: Final = 2000
 
@@ -44,6 +46,7 @@ log = logging.getLogger(__name__)
 
 
 Keep = Callable[[LeaseOut, CheckpointRange], None]
+Leave = Callable[[LeaseOut], None]
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +85,10 @@ class Stagehand(Protocol):
         """Learn how a checkpoint is committed while its lease goes on."""
         return
 
+    def leaves(self, leave: Leave) -> None:
+        """Learn how a lease gives up its slot before its work returns: what is left of it is writing alone."""
+        return
+
     def drain(self, grace_s: float) -> None:
         """The worker ends within `grace_s`: bring work to where another can go on with it."""
         return
@@ -98,15 +105,17 @@ class Worker:
         self, link: RouterLink, hand: Stagehand, *, member: str, stage: Stage, slots: int, heartbeat_s: float
     ) -> None:
         self._link, self._hand = link, hand
-        self._member, self._stage, self._slots, self._heartbeat_s = member, stage, slots, heartbeat_s
+        self._member, self._stage, self._heartbeat_s = member, stage, heartbeat_s
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._results: asyncio.Queue[CommitIn] = asyncio.Queue()
         self._unacknowledged: set[str] = set()
         self._revoked: set[str] = set()
         self._slot_free = asyncio.Event()
+        self._slots = Slots(slots, self._slot_free.set)
         self._draining = asyncio.Event()
         self._abandoned = False
         hand.attach(self._keep)
+        hand.leaves(lambda lease: self._slots.leave(lease.lease_id))
 
     def abandon(self) -> None:
         """Give every lease back at once: what runs below this process was struck by the same signal as it."""
@@ -119,6 +128,7 @@ class Worker:
         """Take no more leases; `run` returns when the present ones are done."""
         self._draining.set()
         self._slot_free.set()
+        self._slots.close()
 
     async def run(self, *, grace_s: float, term: Literal["drain", "abandon"] = "drain") -> None:
         """Work until drained; what is not done `grace_s` after that is handed back."""
@@ -165,13 +175,15 @@ class Worker:
 
     async def _leases(self) -> None:
         while not self._draining.is_set():
-            free = self._slots - len(self._tasks)
+            free = self._slots.wanted()
             if free <= 0:
                 self._slot_free.clear()
                 await self._slot_free.wait()
-                await asyncio.sleep(SLOT_GATHER_S)
+                full = self._slots.busy == self._slots.count  # those that came free have their next lease already
+                await asyncio.sleep(AHEAD_GATHER_S if full else SLOT_GATHER_S)
                 continue
             for lease in await self._ask(free):
+                self._slots.enter(lease.lease_id)
                 task = asyncio.create_task(self._work(lease), name=lease.rollout_id)
                 self._tasks[lease.lease_id] = task
                 task.add_done_callback(functools.partial(self._done, lease.lease_id))
@@ -179,6 +191,7 @@ class Worker:
     def _done(self, lease_id: str, _: asyncio.Task[None]) -> None:
         del self._tasks[lease_id]
         self._revoked.discard(lease_id)
+        self._slots.forget(lease_id)
         self._slot_free.set()
 
     async def _ask(self, free: int) -> list[LeaseOut]:
@@ -204,11 +217,10 @@ class Worker:
                 await self._link.on_stale_epoch()
 
     async def _work(self, lease: LeaseOut) -> None:
-        started = time.perf_counter()
         result = await self._attempt(lease)
         if result is None:
             return
-        timing = CommitTiming(time.perf_counter() - started, result.llm_s, result.tool_s)
+        timing = CommitTiming(self._slots.spent_s(lease.lease_id), result.llm_s, result.tool_s)
         self._unacknowledged.add(lease.lease_id)
         self._results.put_nowait(
             CommitIn(
@@ -241,6 +253,8 @@ class Worker:
     async def _attempt(self, lease: LeaseOut) -> Result | None:
         """One lease to its result; None where the lease was revoked. The named boundary between rollouts and worker."""
         try:
+            if not await self._slots.turn(lease.lease_id):
+                return Result(message="the worker drained before its turn", outcome=GIVEN_BACK)
             return await self._hand.work(lease)
         except asyncio.CancelledError:
             if not self._draining.is_set():
@@ -310,7 +324,7 @@ class Worker:
             sent = time.monotonic()
             await asyncio.sleep(self._heartbeat_s)
             lag_s = max(0.0, time.monotonic() - sent - self._heartbeat_s)
-            load = {"slots": self._slots, "busy": len(self._tasks), "loop_lag_s": round(lag_s, 4)}
+            load = {"slots": self._slots.count, "busy": self._slots.busy, "loop_lag_s": round(lag_s, 4)}
 
             def body(load: dict[str, Any] = load) -> HeartbeatIn:
                 leases = [*self._tasks, *self._unacknowledged]

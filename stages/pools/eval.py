@@ -16,6 +16,7 @@ from sandbox.protect import Protection
 from sandbox.protocols import SandboxBackend, SandboxSpec
 from sandbox.scratch import remove_tree
 from stages.errors import AgentError, RolloutError, VerifierError
+from stages.gathered import Gathered
 from stages.handoff import wait_record
 from stages.identity import node_name, slurm_job_id
 from stages.layout import RunLayout
@@ -26,7 +27,7 @@ from stages.shards.writer import ShardWriter
 from stages.store import LayerStore, Standing
 from stages.trajectory import Row, RunResult, Timing
 from stages.wire import CommitRow, EvalInput, LeaseOut
-from stages.worker import Result, Stagehand
+from stages.worker import Leave, Result, Stagehand
 
 
 class RunNames(msgspec.Struct, frozen=True):
@@ -59,6 +60,13 @@ class EvalHand(Stagehand):
         self._task, self._names, self._layout = task, names, layout
         self._backend, self._store, self._shards = backend, store, shards
         self._scratch, self._visibility_s = scratch, visibility_s
+        self._leave: Leave = lambda lease: None
+        self._reads = Gathered()
+        """Leases come many at a time."""
+
+    def leaves(self, leave: Leave) -> None:
+        """See Stagehand."""
+        self._leave = leave
 
     @property
     def warm(self) -> list[str]:
@@ -69,9 +77,10 @@ class EvalHand(Stagehand):
         """Grade one rollout; its row is durable when this returns."""
         given = msgspec.json.decode(lease.input, type=EvalInput)
         started = time.perf_counter()
-        left = await wait_record(self._layout.root, given.segment, visibility_s=self._visibility_s)
+        left = await wait_record(self._layout.root, given.segment, visibility_s=self._visibility_s, reads=self._reads)
         outcome, message, reward = await self._grade(given, left)
         row = self._row(lease, given, left, outcome, reward, time.perf_counter() - started)
+        self._leave(lease)
         place = await self._shards.append(row)
         sampled = sum(sum(chain.loss_mask) for chain in left.trajectory.chains)
         return Result(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +30,7 @@ from stages.protocols import Agent, Environment, Limits, ResumableAgent, Task
 from stages.store import LayerStore, Standing
 from stages.trajectory import ModelIdentity, RunResult, Sampling, Trajectory
 from stages.wire import LeaseOut, RunInput
-from stages.worker import Keep, Result, Stagehand
+from stages.worker import Keep, Leave, Result, Stagehand
 
 CANCEL_S: Final = 2.0
 LIMITS: Final = SandboxLimits(pack_bytes=512 * 1024 * 1024, pack_entries=200_000)
@@ -79,6 +80,7 @@ class RunHand(Stagehand):
         self._resumable = agent if isinstance(agent, ResumableAgent) else None  # asked once: it looks at every member
         self._drain = Drain()
         self._keep: Keep = lambda lease, checkpoint: None
+        self._leave: Leave = lambda lease: None
         self._sessions: dict[str, AttemptSession] = {}
 
     def sessions(self, moved: Sequence[str], lost: Sequence[str]) -> None:
@@ -98,6 +100,10 @@ class RunHand(Stagehand):
     def attach(self, keep: Keep) -> None:
         """See Stagehand."""
         self._keep = keep
+
+    def leaves(self, leave: Leave) -> None:
+        """See Stagehand."""
+        self._leave = leave
 
     def drain(self, grace_s: float) -> None:
         """Stop each agent at its next turn's boundary; its checkpoint goes back with the lease."""
@@ -128,7 +134,8 @@ class RunHand(Stagehand):
             if before is not None:
                 model.restore(before.record.stream)
             spec = _spec(environment, ground, before)
-            async with self._backend.create(spec) as sandbox:
+            # A workspace is packed at the end, so its sandbox starts in any case.
+            async with self._backend.create(spec) as sandbox, _starting(sandbox, ahead=bool(environment.workspace)):
                 turns.begin(model, sandbox)
                 ended = await _until_stopped(self._run_agent(given, model, sandbox, turns, before), turns)
                 if ended is None:
@@ -145,6 +152,7 @@ class RunHand(Stagehand):
                     if not error.detail.get("content"):
                         raise
                     ended, workspace = (AgentError.failure_class, f"the workspace: {error}"), (None, None)
+                self._leave(lease)
         return await self._hand_over(lease, given, model, turns, *ended, *workspace, lost=lost)
 
     async def _hand_over(
@@ -227,18 +235,31 @@ class RunHand(Stagehand):
         return packed.digest, await asyncio.to_thread(Path(packed.path).read_bytes)
 
 
+@contextlib.asynccontextmanager
+async def _starting(sandbox: Sandbox, *, ahead: bool) -> AsyncIterator[None]:
+    """Start the sandbox beside the policy's first turn; one that does not start tells whoever uses it first."""
+    if not ahead:
+        yield
+        return
+    start = asyncio.create_task(sandbox.start(), name="start")
+    try:
+        yield
+    finally:
+        start.cancel()
+        await asyncio.gather(start, return_exceptions=True)
+
+
 async def _until_stopped(agent: Coroutine[Any, Any, tuple[str, str]], turns: Turns) -> tuple[str, str] | None:
     """The agent's outcome, or None where a drain stopped it: the agent is then cancelled and has ended."""
     running = asyncio.create_task(agent, name="agent")
-    stopped = asyncio.create_task(turns.stopped(), name="drain")
     try:
-        await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        await turns.until_stopped(running)
         return running.result() if running.done() else None
     finally:
-        stopped.cancel()
-        running.cancel()
-        # An agent that swallows its cancellation is left to the sandbox's end.
-        await asyncio.wait({running}, timeout=CANCEL_S)
+        if not running.done():
+            running.cancel()
+            # An agent that swallows its cancellation is left to the sandbox's end.
+            await asyncio.wait({running}, timeout=CANCEL_S)
 
 
 def _spec(environment: Environment, ground: Standing, before: Restored | None) -> SandboxSpec:

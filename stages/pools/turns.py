@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -38,13 +38,28 @@ class Drain:
     """The worker's wish to stop, known to all of its attempts."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
+        self.asked = False
+        self._waiters: set[asyncio.Future[None]] = set()
         self._from, self._grace_s = 0.0, 0.0
 
     def ask(self, grace_s: float) -> None:
         """Stop everything within `grace_s`."""
         self._from, self._grace_s = asyncio.get_running_loop().time(), grace_s
-        self.asked.set()
+        self.asked = True
+        for waiter in self._waiters:
+            _wake(waiter)
+
+    async def until_asked(self, agent: asyncio.Task[Any]) -> None:
+        """Returns when it is asked for, or when the agent has ended, without a task of its own: every attempt waits."""
+        if self.asked or agent.done():
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        agent.add_done_callback(lambda _: _wake(waiter))
+        try:
+            await waiter
+        finally:
+            self._waiters.discard(waiter)
 
     def at(self, share: float) -> float:
         """The loop's time when this share of the grace is over."""
@@ -141,21 +156,28 @@ class Turns:
     async def hold(self) -> None:
         """The model's hook before each generation: makes the checkpoint that is due, and stands still in a drain."""
         assert self._model is not None
-        if self._every and not self._drain.asked.is_set() and self._model.turns - self._kept_turns >= self._every:
+        if self._every and not self._drain.asked and self._model.turns - self._kept_turns >= self._every:
             self._kept_turns = self._model.turns  # one that fails is not tried again at every turn
             checkpoint = await self.take()
             if checkpoint is not None:
                 self._keep(self._lease, checkpoint)
-        if self._drain.asked.is_set() and self._resumes:
+        if self._drain.asked and self._resumes:
             self._parked.set()
             await asyncio.Event().wait()
 
-    async def stopped(self) -> None:
-        """Returns when the agent is to be stopped: it stands at a boundary of a drain, or the drain's time is up."""
-        await self._drain.asked.wait()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(self._drain.at(CUT_AT if self._resumes else LEAVE_AT)):
-                await self._parked.wait()
+    async def until_stopped(self, agent: asyncio.Task[Any]) -> None:
+        """Returns when the agent has ended or is to be stopped.
+
+        Stopped it is at a boundary of a drain, or when the drain's time for it is up.
+        """
+        await self._drain.until_asked(agent)
+        if not agent.done():
+            parked = asyncio.create_task(self._parked.wait(), name="parked")
+            left_s = self._drain.at(CUT_AT if self._resumes else LEAVE_AT) - asyncio.get_running_loop().time()
+            try:
+                await asyncio.wait({agent, parked}, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                parked.cancel()
 
     async def hand_on(self) -> tuple[CheckpointRange | None, int]:
         """The stopped agent's checkpoint (None: nothing newer than what is kept), and the tokens that nothing keeps."""
@@ -189,6 +211,11 @@ class Turns:
         return CheckpointRange(
             place.path, place.offset, place.length, place.crc32, model.turns, tokens, min(versions, default=None)
         )
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 def _take_file(path: Path, own: bool) -> bytes:

@@ -32,15 +32,21 @@ class Process:
 
 
 def of_kind(supervisor: int, kind: Kind) -> list[Process]:
-    """The supervisor itself, or its children of a kind, from the moment they are started."""
+    """The supervisor itself, or its processes of a kind, from the moment they are started."""
     if kind == "supervisor":
         return [process for process in [_read(supervisor)] if process is not None]
+    children = _children(supervisor)
+    mine = [*children, *(forked for child in children for forked in _children(child))]
+    found = [process for child in mine if (process := _read(child)) is not None]
+    return [process for process in found if "launch.process" in process.command and kind in process.command]
+
+
+def _children(pid: int) -> list[int]:
+    """Those that its main thread has started."""
     try:
-        children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except (FileNotFoundError, ProcessLookupError):
         return []
-    found = [process for child in children if (process := _read(int(child))) is not None]
-    return [process for process in found if "launch.process" in process.command and kind in process.command]
 
 
 def marked(mark: str, run_dir: Path) -> list[Process]:

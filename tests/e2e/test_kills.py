@@ -44,6 +44,32 @@ def test_killing_one_process_in_mid_run_loses_and_doubles_nothing(tmp_path: Path
         assert first - began <= 2.0, "the workers' results wait for the next router, and find it at once"
 
 
+def test_killing_what_forks_the_processes_ends_them_all_and_they_come_back(tmp_path: Path) -> None:
+    """It is their parent, so they get the signal that they asked for; another forks them anew."""
+    run_dir = tmp_path / "run"
+    with runs.running(run_dir, f"task.limit={TASKS}", f"group_size={GROUP}", "pools.run.slots=8") as process:
+
+        def begun() -> list[int]:
+            assert process.poll() is None, f"the run ended before the kill: {process.communicate()}"
+            lines = len(runs.index(run_dir)) if (run_dir / "index").is_dir() else 0
+            return [member["pid"] for member in runs.members(run_dir)] if lines >= 6 else []
+
+        before = runs.poll(begun, "a run under way")
+        forks = {parent for pid in before if (parent := _parent(pid)) != process.pid}
+        assert len(forks) == 1, "router, init, run and eval have one parent, which is not the command"
+        os.kill(forks.pop(), signal.SIGKILL)
+        output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert f"{TASKS * GROUP} completed" in output
+    runs.exactly_once(run_dir, TASKS * GROUP)
+    assert runs.replayed(run_dir).state.epoch == 2
+    assert not runs.alive(before)
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def test_a_killed_run_is_carried_on_by_the_same_command_and_leaves_no_process(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     overrides = (f"task.limit={TASKS}", f"group_size={GROUP}", "lease.ttl_s=10", "lease.heartbeat_s=2")

@@ -12,7 +12,7 @@ from sandbox.errors import SandboxError
 from stages.errors import AgentError, LLMError, ServiceError
 from stages.trajectory import RowRange
 from stages.wire import CommitResult, CommitsIn, CommitsOut, HeartbeatOut, LeaseOut, LeasesOut, Revoked
-from stages.worker import Result, Stagehand, Worker
+from stages.worker import Leave, Result, Stagehand, Worker
 from tests.support.waiting import eventually
 
 SEGMENT = RowRange("handoff/x-0.seg", 0, 8, 1)
@@ -116,3 +116,51 @@ async def test_what_is_not_done_when_the_grace_is_over_is_given_back() -> None:
     worker.drain()
     await asyncio.wait_for(running, 10)
     assert [commit.outcome for commit in link.commits] == ["given_back"]
+
+
+async def test_a_lease_without_a_slot_waits_and_is_given_back_when_the_worker_drains() -> None:
+    begun: list[int] = []
+
+    def work(number: int) -> float:
+        begun.append(number)
+        return 0.0 if number == 1 else 0.3
+
+    class Generous(ScriptedLink):
+        """Gives what it has, however little was asked for."""
+
+        async def call(self, method: str, path: str, body: Any = None, *, answer: Any, **more: Any) -> Any:
+            if path == "/v1/lease":
+                body = msgspec.structs.replace(body, free=3)
+            return await super().call(method, path, body, answer=answer, **more)
+
+    link = Generous(3)
+    worker = Worker(link, Hand(work), member="run-1-x", stage="run", slots=1, heartbeat_s=0.05)  # type: ignore[arg-type]
+    running = asyncio.create_task(worker.run(grace_s=5))
+    await eventually(lambda: 2 in begun, "the second has the slot of the first")
+    worker.drain()
+    await asyncio.wait_for(running, 10)
+    assert begun == [1, 2]
+    assert {c.lease_id: c.outcome for c in link.commits} == {"1": "ok", "2": "ok", "3": "given_back"}
+
+
+async def test_work_that_has_left_its_slot_holds_up_nobody() -> None:
+    """The first lease's work ends only when the second's has begun, in a worker of one slot."""
+    second = asyncio.Event()
+
+    class Leaving(Hand):
+        def leaves(self, leave: Leave) -> None:
+            self.leave = leave
+
+        async def work(self, lease: LeaseOut) -> Result:
+            if lease.lease_id == "1":
+                self.leave(lease)
+                await second.wait()
+            second.set()
+            return Result(segment=SEGMENT)
+
+    link = ScriptedLink(2)
+    worker = Worker(link, Leaving(lambda n: None), member="run-1-x", stage="run", slots=1, heartbeat_s=5.0)  # type: ignore[arg-type]
+    running = asyncio.create_task(worker.run(grace_s=5))
+    await eventually(lambda: len(link.commits) == 2, "both are committed")
+    worker.drain()
+    await asyncio.wait_for(running, 10)

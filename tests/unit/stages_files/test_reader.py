@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import stages
 from stages import sharedfs
-from stages.errors import SchemaError, ShardError
+from stages.errors import ShardError
 from stages.layout import RunLayout
 from stages.shards import ShardReader, ShardRow, row_to_json
 from stages.shards.index import IndexLine
@@ -253,20 +253,6 @@ def test_a_quiet_follower_is_gentle(tmp_path: Path) -> None:
         thread.join(20)
     # Polls at 0, 0.2 and 0.6 s; each opens router.json and the newest part at most.
     assert 2 <= fs.counts["open"] <= 8
-
-
-def test_a_newer_schema_is_refused_by_name(tmp_path: Path) -> None:
-    layout = make_layout(tmp_path)
-    row = make_row(0)
-    (place,) = write_rows(layout, [row])
-    newer = bytes(SCHEMA.with_metadata({"rollmill.schema_version": "2"}).serialize())
-    path = layout.resolve(place.path)
-    data = path.read_bytes()
-    path.write_bytes(newer + data[place.offset :])
-    moved = msgspec.structs.replace(place, offset=len(newer))
-    publish(layout, [rows_line(1, row, moved)])
-    with pytest.raises(SchemaError, match=r"\.arrows: shard schema version 2, this reader knows 1.*newer rollmill"):
-        list(ShardReader(layout.root))
 
 
 def test_an_older_reader_reads_added_columns(tmp_path: Path) -> None:
