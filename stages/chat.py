@@ -25,10 +25,8 @@ from stages.trajectory import Message, ToolCall
 MessageLike = Message | Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]]
 
-_TEXTS, _TEXT_BYTES = 1024, 4096
-"""How many JSON texts are remembered, and of which length at most."""
-_PROBE = "probe-5d1f"
-"""A content that no template changes or contains: finds what stands after an assistant's content."""
+_TEXTS, _TEXT_BYTES = 1024, 4096  # how many JSON texts are remembered, and of which length at most
+_PROBE = "probe-5d1f"  # a content that no template changes or contains: finds what stands after an assistant's
 
 
 class ChatError(StageError):
@@ -206,6 +204,8 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 return obj[attribute]
             except KeyError:
                 return self.undefined(obj=obj, name=attribute)
+        if type(obj) is jinja2.runtime.LoopContext and attribute in _OF_LOOPS:
+            return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
@@ -219,6 +219,7 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 _OF_DICTS = frozenset(dir(dict))
+_OF_LOOPS = frozenset({"first", "last", "index", "index0"})
 _REMEMBERED = frozenset({str, dict, list, jinja2.runtime.LoopContext, jinja2.utils.Namespace})
 
 

@@ -91,6 +91,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser: httptools.HttpResponseParser | None = None
         self._answer: asyncio.Future[Response] | None = None
+        self._hear: Callable[[bytes], None] | None = None
         self.idle_since = 0.0
         self.began = False
         """Whether any byte of the present answer has come."""
@@ -100,7 +101,7 @@ class Connection(asyncio.Protocol):
         self._headers, self._reason, self._status = Headers(), b"", 0
         self._parts: list[bytes] = []
         self._size = self._head_size = 0
-        self._headed = self._reusable = False
+        self._headed = self._reusable = self._streams = False
 
     @property
     def usable(self) -> bool:
@@ -108,27 +109,39 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         return self._answer is None and transport is not None and not transport.is_closing()
 
-    async def exchange(self, request: bytes) -> Response:
+    async def exchange(
+        self, request: list[bytes], until: float, hear: Callable[[bytes], None] | None = None
+    ) -> Response:
         """Send a request and wait for its response; cancelled or failed, the connection is of no more use.
 
+        Args:
+            request: all of its bytes, in parts that are not joined here: a long prompt is copied by the system alone.
+            until: the loop's time when the whole response must be there.
+            hear: gets the body of a stream of events as it comes, in place of the response; it may not raise.
+
         Raises:
+            TimeoutError: it was not.
             ReadError: it broke.
             AnswerError: the answer is none that can be read.
         """
         assert self._transport is not None and self._answer is None
         self._reset()
-        self.began = False
+        self.began, self._hear = False, hear
         self._parser = httptools.HttpResponseParser(self)
-        answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Response] = loop.create_future()
         self._answer = answer
-        self._transport.write(request)
+        self._transport.writelines(request)
+        # A timer that fails the answer: a third of what asyncio.timeout costs, which would cancel the task.
+        timer = loop.call_at(until, _expire, answer)
         try:
             return await answer
-        except BaseException:  # cancelled, broken or unreadable: raised again
+        except BaseException:  # late, cancelled, broken or unreadable: raised again
             self.close()
             raise
         finally:
-            self._answer = None
+            timer.cancel()
+            self._answer = self._hear = None
             self.idle_since = time.monotonic()
 
     def close(self) -> None:
@@ -193,11 +206,16 @@ class Connection(asyncio.Protocol):
         self._status = self._parser.get_status_code()
         self._reusable = self._parser.should_keep_alive()
         self._headed = self._status >= 200
+        if self._hear is not None and self._status == 200:
+            kind, encoding = self._headers.get("content-type", ""), self._headers.get("content-encoding", "identity")
+            self._streams = kind.startswith("text/event-stream") and encoding == "identity"
 
     def on_body(self, part: bytes) -> None:
         """A piece of the body."""
         self._size += len(part)
-        if self._size <= self._answer_bytes:
+        if self._streams and self._hear is not None:
+            self._hear(part)
+        elif self._size <= self._answer_bytes:
             self._parts.append(part)
 
     def on_message_complete(self) -> None:
@@ -244,3 +262,8 @@ class Connection(asyncio.Protocol):
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(error)
         self.close()
+
+
+def _expire(answer: asyncio.Future[Response]) -> None:
+    if not answer.done():
+        answer.set_exception(TimeoutError())

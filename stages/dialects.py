@@ -2,7 +2,8 @@
 
 Each dialect is a request body and a reading of the answer, both pure. vLLM's own is the first choice: it alone tells
 the policy version of each span. /v1/completions tells none, so its rows say null; SGLang names one for the whole
-answer. A version that is no integer is none.
+answer. A version that is no integer is none. The first two stream as well; SGLang's streams say all log-probs again
+with every event, which grows with the square of an answer, so it is asked for whole answers.
 """
 
 from __future__ import annotations
@@ -44,13 +45,33 @@ class Ids(list[int]):
             self._json, self._count = bytearray(b"["), 0
 
     @property
-    def json(self) -> msgspec.Raw:
+    def json(self) -> bytes:
         """All of them as a JSON list."""
         if self._count < len(self):
             comma = b"," if self._count else b""
             self._json += comma + msgspec.json.encode(self[self._count :])[1:-1]
             self._count = len(self)
-        return msgspec.Raw(self._json + b"]")
+        return b"".join((self._json, b"]"))
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """What one event of a stream adds: ids with their log-probs; the last ones tell the rest.
+
+    Args:
+        token_ids: sampled since the event before.
+        logprobs: of them.
+        finish_reason: None where the generation goes on.
+        versions: of the whole answer; told with its last ids.
+        cached_tokens: None where it is not told here.
+        versioned: the engine is of a kind that tells versions.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: str | None
+    versions: list[VersionSpan]
+    cached_tokens: int | None
+    versioned: bool = False
 
 
 class UnreadableAnswerError(ValueError):
@@ -63,15 +84,27 @@ class Dialect:
 
     Args:
         path: route.
-        body: (request id, model, ids, sampling) -> JSON body.
+        ids: the field of a body that holds the stream's ids.
+        fields: (request id, model, sampling) -> all other fields of a body.
         read: (answer, seconds) -> Completion; raises UnreadableAnswerError.
         full_id: the id that the engine knows a request by, where it can be aborted by one.
+        event: reads one event of a stream; None: such an engine is asked for whole answers alone.
     """
 
     path: str
-    body: Callable[[str, str, Sequence[int], Sampling], dict[str, Any]]
+    ids: str
+    fields: Callable[[str, str, Sampling], dict[str, Any]]
     read: Callable[[bytes, float], Completion]
     full_id: str | None = None
+    event: Callable[[bytes], Piece] | None = None
+
+    def body(
+        self, request_id: str, model: str, token_ids: Sequence[int], sampling: Sampling, /, **more: Any
+    ) -> tuple[bytes, bytes, bytes]:
+        """The JSON of a request, in parts: the ids of a long stream are copied once and not joined with the rest."""
+        fields = msgspec.json.encode(self.fields(request_id, model, sampling) | more)
+        listed = token_ids.json if isinstance(token_ids, Ids) else msgspec.json.encode(token_ids)
+        return b'%b,"%b":' % (fields[:-1], self.ids.encode()), listed, b"}"
 
 
 class _LogProb(msgspec.Struct):
@@ -138,34 +171,27 @@ class _Sglang(msgspec.Struct):
     meta_info: _Meta
 
 
-def _vllm_body(request_id: str, _: str, ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
+def _vllm_fields(request_id: str, _: str, sampling: Sampling) -> dict[str, Any]:
     params: dict[str, Any] = {
         "max_tokens": sampling.max_tokens, "temperature": sampling.temperature, "top_p": sampling.top_p, "logprobs": 0,
     }  # fmt: skip
     if sampling.seed is not None:
         params["seed"] = sampling.seed
-    return {"request_id": request_id, "token_ids": _json(ids), "sampling_params": params}
+    return {"request_id": request_id, "sampling_params": params}
 
 
-def _completions_body(request_id: str, model: str, ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
-    body = _vllm_body(request_id, model, ids, sampling)
-    return {
-        "request_id": request_id, "model": model, "prompt": body["token_ids"], **body["sampling_params"],
-        "return_token_ids": True, "add_special_tokens": False,
-    }  # fmt: skip
+def _completions_fields(request_id: str, model: str, sampling: Sampling) -> dict[str, Any]:
+    params = _vllm_fields(request_id, model, sampling)["sampling_params"]
+    return {"request_id": request_id, "model": model, **params, "return_token_ids": True, "add_special_tokens": False}
 
 
-def _sglang_body(request_id: str, _: str, ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
+def _sglang_fields(request_id: str, _: str, sampling: Sampling) -> dict[str, Any]:
     params: dict[str, Any] = {
         "max_new_tokens": sampling.max_tokens, "temperature": sampling.temperature, "top_p": sampling.top_p,
     }  # fmt: skip
     if sampling.seed is not None:
         params["sampling_seed"] = sampling.seed
-    return {"rid": request_id, "input_ids": _json(ids), "sampling_params": params, "return_logprob": True}
-
-
-def _json(ids: Sequence[int]) -> Any:
-    return ids.json if isinstance(ids, Ids) else ids
+    return {"rid": request_id, "sampling_params": params, "return_logprob": True}
 
 
 def _cached(usage: _Usage | None) -> int:
@@ -177,12 +203,46 @@ def _read_vllm(content: bytes, llm_s: float) -> Completion:
     generated = _decode(_generated, content)
     choice = generated.choices[0]
     logprobs = [entry.logprob for entry in choice.logprobs.content] if choice.logprobs else []
-    spans = [
+    return _whole(
+        choice.token_ids, logprobs, choice.finish_reason, _spans(choice), _cached(generated.usage), llm_s
+    )  # fmt: skip
+
+
+def _spans(choice: _Choice) -> list[VersionSpan]:
+    return [
         VersionSpan(int(span.version), span.start, span.end)
         for span in choice.weight_versions or []
         if span.version.isdecimal()
     ]
-    return _whole(choice.token_ids, logprobs, choice.finish_reason, spans, _cached(generated.usage), llm_s)
+
+
+def _vllm_event(content: bytes) -> Piece:
+    event = _decode(_generated, content, empty=True)
+    cached = None if event.usage is None else _cached(event.usage)
+    if not event.choices:
+        return Piece([], [], None, [], cached, versioned=True)
+    choice = event.choices[0]
+    logprobs = [entry.logprob for entry in choice.logprobs.content] if choice.logprobs else []
+    return _piece(choice.token_ids, logprobs, choice.finish_reason, _spans(choice), cached, versioned=True)
+
+
+def _completions_event(content: bytes) -> Piece:
+    event = _decode(_completed, content, empty=True)
+    cached = None if event.usage is None else _cached(event.usage)
+    if not event.choices:
+        return Piece([], [], None, [], cached)
+    choice = event.choices[0]
+    logprobs = choice.logprobs.token_logprobs if choice.logprobs else []
+    return _piece(choice.token_ids, logprobs, choice.finish_reason, [], cached, versioned=False)
+
+
+def _piece(
+    ids: list[int], logprobs: list[float], finish: str | None, spans: list[VersionSpan], cached: int | None, *,
+    versioned: bool,
+) -> Piece:  # fmt: skip
+    if len(logprobs) != len(ids):
+        raise UnreadableAnswerError(f"an event with {len(ids)} tokens but {len(logprobs)} log-probs")
+    return Piece(ids, logprobs, finish, spans, cached, versioned)
 
 
 def _read_completions(content: bytes, llm_s: float) -> Completion:
@@ -215,18 +275,22 @@ _completed: Final = msgspec.json.Decoder(_Completed)
 _sglang: Final = msgspec.json.Decoder(_Sglang)
 
 
-def _decode(decoder: msgspec.json.Decoder[Any], content: bytes) -> Any:
+def _decode(decoder: msgspec.json.Decoder[Any], content: bytes, *, empty: bool = False) -> Any:
     try:
         answer = decoder.decode(content)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UnreadableAnswerError(str(error)) from error
-    if getattr(answer, "choices", True) == []:
+    if not empty and getattr(answer, "choices", True) == []:
         raise UnreadableAnswerError("no choices")
     return answer
 
 
-VLLM: Final = Dialect("/inference/v1/generate", _vllm_body, _read_vllm, "generate-tokens-{}")
-COMPLETIONS: Final = Dialect("/v1/completions", _completions_body, _read_completions, "cmpl-{}-0")
-SGLANG: Final = Dialect("/generate", _sglang_body, _read_sglang)
+VLLM: Final = Dialect(
+    "/inference/v1/generate", "token_ids", _vllm_fields, _read_vllm, "generate-tokens-{}", _vllm_event
+)
+COMPLETIONS: Final = Dialect(
+    "/v1/completions", "prompt", _completions_fields, _read_completions, "cmpl-{}-0", _completions_event
+)
+SGLANG: Final = Dialect("/generate", "input_ids", _sglang_fields, _read_sglang)
 DIALECTS: Final = (VLLM, COMPLETIONS, SGLANG)
 """In the order in which an engine is asked whether it knows them."""

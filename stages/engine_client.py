@@ -18,6 +18,7 @@ import msgspec
 
 from stages.dialects import DIALECTS, VLLM, Completion, Dialect, UnreadableAnswerError
 from stages.errors import ContextLengthError, LLMError
+from stages.hearing import Events, Hear
 from stages.http import Client, ConnectError, InvalidURL, RequestTimeout, TransportError, error_of
 from stages.trajectory import Sampling
 
@@ -27,6 +28,7 @@ MODELS_TIMEOUT_S: Final = 10.0
 ABORT_TIMEOUT_S: Final = 2.0
 MAX_RETRY_AFTER_S: Final = 30.0
 _UNKNOWN_ROUTE: Final = frozenset({404, 405})
+_STREAMS_REFUSED: Final = frozenset({400, 422, 501})
 _TRY_AGAIN: Final = frozenset({408, 409, 425, 429})
 
 Kind = Literal["connect", "read", "timeout", "busy", "server", "answer"]
@@ -65,6 +67,8 @@ class EngineClient:
         self._headers = {"Content-Type": "application/json"}
         self._models: dict[str, _Model] = {}
         self._dialects: dict[str, Dialect] = {}
+        self._whole: set[str] = set()
+        """Replicas that refuse to stream."""
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
@@ -100,7 +104,7 @@ class EngineClient:
 
     async def generate(
         self, url: str, token_ids: Sequence[int], sampling: Sampling, *, name: str, timeout_s: float,
-        model: str | None = None,
+        model: str | None = None, hear: Hear | None = None,
     ) -> Completion:  # fmt: skip
         """Sample a continuation of the stream.
 
@@ -111,6 +115,7 @@ class EngineClient:
             name: names the request in the engine's logs; a random suffix makes a second try another request.
             timeout_s: seconds until the whole answer must be there.
             model: the LoRA adapter to sample from; None: the model that the replica serves.
+            hear: gets what is sampled as it comes, from engines that stream; the completion has all of it again.
 
         Raises:
             EngineUnavailableError: no connection, no answer in time, or a server error.
@@ -119,33 +124,41 @@ class EngineClient:
         """
         known = self._dialects.get(url)
         for dialect in DIALECTS if known is None else (known,):
-            content, llm_s = await self._ask(url, dialect, token_ids, sampling, name, timeout_s, model)
+            events = None
+            if hear is not None and dialect.event is not None and url not in self._whole:
+                events = Events(dialect.event, hear)
+            content, llm_s = await self._ask(url, dialect, token_ids, sampling, name, timeout_s, model, events)
             if content is None:
                 continue
             self._dialects[url] = dialect
             try:
+                if events is not None and events.began:
+                    return events.completion(llm_s)
                 return dialect.read(content, llm_s)
             except UnreadableAnswerError as error:
                 raise EngineUnavailableError(f"replica {url}: answer not understood: {error}", "answer") from error
         # A server in place of the one that was there speaks another dialect perhaps: it is asked anew next time.
         self._dialects.pop(url, None)
+        self._whole.discard(url)
         self._models.pop(url, None)
         paths = ", ".join(dialect.path for dialect in (DIALECTS if known is None else (known,)))
         raise EngineUnavailableError(f"replica {url} knows none of {paths}", "server")
 
     async def _ask(
         self, url: str, dialect: Dialect, ids: Sequence[int], sampling: Sampling, name: str, timeout_s: float,
-        adapter: str | None,
+        adapter: str | None, events: Events | None = None,
     ) -> tuple[bytes | None, float]:  # fmt: skip
         """The answer and its seconds; None for a route that the engine does not have."""
         model = adapter or ("" if dialect is VLLM else (await self._model(url)).id)
         request_id = f"{name}-{secrets.token_hex(3)}"
-        asked = dialect.body(request_id, model, ids, sampling)
-        body = msgspec.json.encode(asked if adapter is None else {**asked, "model": adapter})
+        more: dict[str, Any] = {} if adapter is None else {"model": adapter}
+        if events is not None:
+            more |= {"stream": True, "stream_options": {"include_usage": True}}
+        body = dialect.body(request_id, model, ids, sampling, **more)
         started = time.perf_counter()
         try:
             response = await self._client.post(
-                f"{url}{dialect.path}", content=body, headers=self._headers, timeout=timeout_s
+                f"{url}{dialect.path}", hear=events, content=body, headers=self._headers, timeout=timeout_s
             )
         except RequestTimeout as error:
             await self._abort(url, dialect, request_id)
@@ -158,6 +171,10 @@ class EngineClient:
             raise EngineUnavailableError(message, "read" if sent else "connect") from error
         if response.status_code in _UNKNOWN_ROUTE and b'"error"' not in response.content:
             return None, 0.0
+        if events is not None and response.status_code in _STREAMS_REFUSED and b"stream" in response.content:
+            whole = await self._ask(url, dialect, ids, sampling, name, timeout_s, adapter)
+            self._whole.add(url)  # it was that, and nothing else in the request
+            return whole
         if response.status_code >= 400:
             raise _refused(url, response.status_code, str(error_of(response)), len(ids), response.headers)
         return response.content, time.perf_counter() - started

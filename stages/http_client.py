@@ -1,8 +1,8 @@
 """An HTTP client for many short requests to few hosts: connections that are kept, deadlines, and no surprises.
 
 No redirects, no cookies, no proxies out of the environment: whom a URL names is who is asked. The responses are
-whole; nothing here streams. https:// is spoken where a URL says so; the certificates, which take 0.15 s to
-read, are read then.
+whole, but for streams of events that their caller hears as they come. https:// is spoken where a URL says so; the
+certificates, which take 0.15 s to read, are read then.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import functools
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import quote
@@ -28,6 +28,7 @@ CONNECT_S: Final = 30.0
 """Most seconds for a connection, whatever time the request has."""
 _ORIGIN: Final = re.compile(r"(https?)://(\[[0-9a-fA-F:.%\w]+\]|[^/?#@:\[\]\\\s]+)(?::(\d{1,5}))?", re.IGNORECASE)
 _PLAIN: Final = re.compile(r"[!-~]*")
+Content = bytes | tuple[bytes, ...]
 _METHOD: Final = re.compile(r"[A-Z]+")
 _SAFE: Final = "%/:=&?~#+!$,;'@()*[]"
 _REPEATED: Final = frozenset({"GET"})
@@ -115,28 +116,37 @@ class Client:
         return await self.request("GET", url, headers=headers, timeout=timeout)
 
     async def post(
-        self, url: str, *, content: bytes = b"", headers: Mapping[str, str] | None = None, timeout: float | None = None
-    ) -> Response:  # fmt: skip
+        self,
+        url: str,
+        *,
+        content: Content = b"",
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        hear: Callable[[bytes], None] | None = None,
+    ) -> Response:
         """A POST; see `request`."""
-        return await self.request("POST", url, content=content, headers=headers, timeout=timeout)
+        return await self.request("POST", url, content=content, headers=headers, timeout=timeout, hear=hear)
 
     async def request(
         self,
         method: str,
         url: str,
         *,
-        content: bytes | None = None,
+        content: Content | None = None,
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
+        hear: Callable[[bytes], None] | None = None,
     ) -> Response:
         """One request and its whole response, whatever its status.
 
         Args:
             method: not HEAD, whose answers lie about their length.
             url: of an origin and a path; what is no plain ASCII in the path is percent-encoded.
-            content: the body; None where there is none.
+            content: the body, or the parts of a large one; None where there is none.
             headers: further fields; Host, Content-Length and Accept-Encoding are ours.
             timeout: seconds for all of it; None: the client's.
+            hear: gets a stream of events (a 200 that says to be one) as it comes, in place of the response's content;
+                it may not raise.
 
         Raises:
             InvalidURL: the URL names nobody.
@@ -147,19 +157,23 @@ class Client:
             ValueError: a method or header that cannot be sent.
         """
         origin, target = split_url(url)
-        data = _head(method, target, origin.named, headers, content)
+        parts = (content,) if isinstance(content, bytes) else content
+        head = _head(method, target, origin.named, headers, None if parts is None else sum(map(len, parts)))
+        data = [head] if parts is None else [head, *parts]
         limit_s = self._timeout_s if timeout is None else timeout
+        until = asyncio.get_running_loop().time() + limit_s
         sent = False
         try:
-            async with asyncio.timeout(limit_s), self._turns:
+            await self._take_turn(until)
+            try:
                 while True:
                     connection = self._kept(origin)
                     kept = connection is not None
                     if connection is None:
-                        connection = await self._connect(origin, limit_s)
+                        connection = await self._connect(origin, until)
                     sent = True
                     try:
-                        response = await connection.exchange(data)
+                        response = await connection.exchange(data, until, hear)
                     except ReadError:
                         if kept and not connection.began and method in _REPEATED:
                             continue
@@ -167,10 +181,19 @@ class Client:
                     if connection.usable and not self._closed:
                         self._keep(origin, connection)
                     return response
+            finally:
+                self._turns.release()
         except TimeoutError as error:
             if sent:
                 raise RequestTimeout(f"{url}: no whole answer within {limit_s:g} s") from error
             raise ConnectError(f"{url}: no connection within {limit_s:g} s") from error
+
+    async def _take_turn(self, until: float) -> None:
+        if self._turns.locked():
+            async with asyncio.timeout_at(until):
+                await self._turns.acquire()
+        else:
+            await self._turns.acquire()  # at once
 
     async def aclose(self) -> None:
         """End every connection; requests in flight fail."""
@@ -211,14 +234,14 @@ class Client:
             connection.close()
         return None
 
-    async def _connect(self, origin: Origin, limit_s: float) -> Connection:
+    async def _connect(self, origin: Origin, until: float) -> Connection:
         if self._closed:
             raise ConnectError(f"{origin.named}: this client is closed")
         if len(self._open) >= self._most:
             self._let_oldest_go()
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(min(limit_s, CONNECT_S)):
+            async with asyncio.timeout_at(min(until, loop.time() + CONNECT_S)):
                 context = await self._certificates() if origin.tls else None
                 _, connection = await loop.create_connection(
                     lambda: Connection(self._lost, self._answer_bytes), origin.host, origin.port,
@@ -256,17 +279,16 @@ def _context() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-def _head(method: str, target: str, host: str, headers: Mapping[str, str] | None, content: bytes | None) -> bytes:
-    """The whole request."""
+def _head(method: str, target: str, host: str, headers: Mapping[str, str] | None, size: int | None) -> bytes:
+    """A request up to its body of so many bytes."""
     if not _METHOD.fullmatch(method) or method == "HEAD":
         raise ValueError(f"the method {method!r} cannot be sent")
     lines = [f"{method} {target} HTTP/1.1\r\nHost: {host}\r\nAccept-Encoding: identity"]
-    if content is not None:
-        lines.append(f"Content-Length: {len(content)}")
+    if size is not None:
+        lines.append(f"Content-Length: {size}")
     for name, value in (headers or {}).items():
         if "\r" in value or "\n" in value or "\0" in value or not name.isascii() or not name.replace("-", "").isalnum():
             raise ValueError(f"the header field {name!r} cannot be sent: it holds a line's end, or its name is none")
         lines.append(f"{name}: {value}")
     lines.append("\r\n")
-    head = "\r\n".join(lines).encode("latin-1")
-    return head + content if content else head
+    return "\r\n".join(lines).encode("latin-1")

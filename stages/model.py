@@ -14,6 +14,7 @@ from stages.chat import ChatTokenizer, parse_tool_calls
 from stages.checkpoint import StreamState
 from stages.engine_client import Completion, EngineUnavailableError
 from stages.errors import ContextLengthError, LLMError
+from stages.hearing import Hear, Heard, Listener
 from stages.stream import ABORT, TokenStream
 from stages.trajectory import Message, Sampling, Trajectory
 from stages.wire import SessionOut
@@ -41,8 +42,9 @@ class Sampler(Protocol):
         ...
 
     async def generate(
-        self, url: str, token_ids: Sequence[int], sampling: Sampling, *, name: str, timeout_s: float
-    ) -> Completion:
+        self, url: str, token_ids: Sequence[int], sampling: Sampling, *, name: str, timeout_s: float,
+        hear: Hear | None = None,
+    ) -> Completion:  # fmt: skip
         """See EngineClient."""
         ...
 
@@ -144,14 +146,16 @@ class StreamModel:
             self._streams.remove(stream)
 
     async def sample(
-        self, stream: TokenStream, *, max_tokens: int | None = None, cut: Cut | None = None
-    ) -> tuple[list[int], str]:
+        self, stream: TokenStream, *, max_tokens: int | None = None, cut: Cut | None = None,
+        listener: Listener | None = None,
+    ) -> tuple[list[int], str]:  # fmt: skip
         """One whole turn of one chain, whichever it is; several chains may sample at once.
 
         Args:
             stream: one that `branch` gave, with all that comes before the turn on it.
             max_tokens: bounds the turn beside the sampling params.
             cut: leaves off the end of what came, as far as the turn does not want it.
+            listener: hears the ids while they are sampled, before any is cut off, from engines that stream.
 
         Returns:
             What was sampled, and its finish reason.
@@ -163,15 +167,16 @@ class StreamModel:
         self._charge_tools()
         if self._hold is not None:
             await self._hold()
-        await self._sample_to_its_end(stream, max_tokens, cut)
+        await self._sample_to_its_end(stream, max_tokens, cut, listener)
         self._answered_at = time.perf_counter()
         return stream.last_turn
 
     async def _sample_to_its_end(
-        self, stream: TokenStream, max_tokens: int | None = None, cut: Cut | None = None
-    ) -> None:
+        self, stream: TokenStream, max_tokens: int | None = None, cut: Cut | None = None,
+        listener: Listener | None = None,
+    ) -> None:  # fmt: skip
         try:
-            await self._sample(stream, max_tokens, cut)
+            await self._sample(stream, max_tokens, cut, listener)
         except Exception:  # it has ended; what was cancelled has not; raised again
             self._answered(stream)
             raise
@@ -181,6 +186,10 @@ class StreamModel:
         """The fleet is away for this chain no more."""
         self._failing.pop(stream, None)
         self._seeking_at.pop(stream, None)
+
+    def dropped(self, stream: TokenStream) -> None:
+        """Nobody wants the turn any more that was cancelled: that the fleet was away for it says nothing."""
+        self._answered(stream)
 
     def record(self, messages: Sequence[Message], reply: Message) -> None:
         """Write down what a turn was asked with and said, for people; chains are kept by `branch` and `sample`."""
@@ -238,10 +247,13 @@ class StreamModel:
         self._malformed += sum(call.error is not None for call in calls)
         return Message("assistant", content, calls, finish_reason=finish_reason)
 
-    async def _sample(self, stream: TokenStream, max_tokens: int | None = None, cut: Cut | None = None) -> None:
+    async def _sample(
+        self, stream: TokenStream, max_tokens: int | None, cut: Cut | None, listener: Listener | None
+    ) -> None:
         """One whole turn onto the stream, asked for again while replicas fail; the deadline counts from the first time.
 
-        A replica that is leaving answers with what it drew so far: that stays, and another one draws the rest.
+        A replica that is leaving answers with what it drew so far: that stays, and another one draws the rest. Of one
+        that breaks off what a listener has passed on stays.
         """
         give_up_at: float | None = None
         wait_s, failed = RETRY_S[0], None
@@ -252,12 +264,18 @@ class StreamModel:
             self._seeking_at.pop(stream, None)
             error = f"replica {session.replica_id} aborted the generation"
             asked_away_s, answered = 0.0, False
+            heard = None if listener is None else Heard(listener)
+            completion: Completion | None
             try:
                 left_s = self._answer_s if give_up_at is None else give_up_at - time.monotonic()
-                completion = await self._generate(session.replica_url, stream, params, max(LEAST_S, left_s))
+                completion = await self._generate(session.replica_url, stream, params, max(LEAST_S, left_s), heard)
             except EngineUnavailableError as unavailable:
                 error, asked_away_s = str(unavailable), unavailable.retry_after_s
+                completion = None if heard is None else heard.broken_off(session.policy_version, ABORT)
             else:
+                if heard is not None:
+                    heard.ended(completion)
+            if completion is not None:
                 self.llm_s += completion.llm_s
                 completion = completion if cut is None else cut(completion)
                 if completion.finish_reason != ABORT or completion.token_ids:
@@ -278,7 +296,9 @@ class StreamModel:
             wait_s = min(RETRY_S[1], wait_s * 2)
         stream.close("length")
 
-    async def _generate(self, url: str, stream: TokenStream, sampling: Sampling, timeout_s: float) -> Completion:
+    async def _generate(
+        self, url: str, stream: TokenStream, sampling: Sampling, timeout_s: float, heard: Heard | None
+    ) -> Completion:
         length = await self._engine.context_length(url)
         room = length - len(stream.ids)
         if room <= 0:
@@ -287,8 +307,9 @@ class StreamModel:
                 tokens=len(stream.ids), length=length,
             )  # fmt: skip
         bounded = msgspec.structs.replace(sampling, max_tokens=min(room, sampling.max_tokens))
+        more: dict[str, Hear] = {} if heard is None else {"hear": heard}
         return await self._engine.generate(
-            url, stream.ids, bounded, name=self._name, timeout_s=min(timeout_s, self._answer_s)
+            url, stream.ids, bounded, name=self._name, timeout_s=min(timeout_s, self._answer_s), **more
         )
 
     def trajectory(self) -> Trajectory:

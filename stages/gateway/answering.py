@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final, Protocol
 
 import msgspec
 
-from stages.gateway.asks import Dialect
+from stages.gateway.asks import Dialect, pieces
 from stages.gateway.bodies import Hold
 from stages.gateway.errors import RefusedError, unknown_key
 from stages.gateway.framing import chunks, whole
+from stages.gateway.live import Live, Started
 from stages.gateway.session import ROUTES, CaptureSession, Exchange
 
 QUIET_S: Final = 5.0
-"""A stream begins at the latest after so long, and says something as often; before that an error has its own status."""
+"""A stream begins with its first token, at the latest after so long, and says something as often; before it begins an
+error has its own status."""
 _PLAIN: Final = ROUTES["/v1/chat/completions"]
 """Words errors of requests to no route."""
 _log = logging.getLogger(__name__)
@@ -126,33 +128,80 @@ def _asked(request: Request, find: Callable[[str], CaptureSession | None]) -> tu
 
 
 async def _exchange(exchange: Exchange, dialect: Dialect, request: Request, channel: Channel, begun: _Begun) -> None:
-    exchange.waiting += 1
+    exchange.came()
     try:
         if exchange.ask.stream:
             await _stream(exchange, dialect, channel, begun)
         else:
-            await asyncio.wait({exchange.task})
+            await exchange.ended()
             channel.write(whole(200, dialect.write(exchange.ask, exchange.result()), keep=request.keep))
         await channel.drained()
         exchange.delivered = not channel.closing
     finally:
-        exchange.waiting -= 1
+        exchange.went()
 
 
 async def _stream(exchange: Exchange, dialect: Dialect, channel: Channel, begun: _Begun) -> None:
-    def write(events: Iterable[bytes], *, end: bool) -> None:
-        data = chunks(events, begin=not begun.stream, end=end)
-        begun.stream = True
-        channel.write(data)
+    """What is sampled, while it is sampled; a client that reads slowly gets more at once, and nothing queues for it."""
+    stream = _Stream(exchange, dialect, channel, begun)
+    live, loop = exchange.live, asyncio.get_running_loop()
+    said_at = loop.time()
+    while live is not None and not exchange.task.done():
+        seen = live.changes
+        events = stream.more(live)
+        if not events and loop.time() - said_at >= QUIET_S:
+            events = [dialect.ping]
+        if events:
+            stream.write(events)
+            await channel.drained()
+            said_at = loop.time()
+        await live.after(seen, max(0.0, said_at + QUIET_S - loop.time()))
+    stream.end()
 
-    while not exchange.task.done():
-        await asyncio.wait({exchange.task}, timeout=QUIET_S)
-        if not exchange.task.done():
-            write([dialect.ping], end=False)
-    try:
-        events = dialect.events(exchange.ask, exchange.result())
-    except RefusedError as refused:
-        if not begun.stream:
-            raise
-        events = iter([dialect.error_event(refused)])
-    write(events, end=True)
+
+class _Stream:
+    """One stream: what of its answer it has told."""
+
+    def __init__(self, exchange: Exchange, dialect: Dialect, channel: Channel, begun: _Begun) -> None:
+        self._exchange, self._dialect, self._channel, self._begun = exchange, dialect, channel, begun
+        self._teller = dialect.teller(exchange.ask)
+        self._opened = False
+        self._told: list[str] = []
+
+    def write(self, events: list[bytes], *, end: bool = False) -> None:
+        """Send events; the head goes before the first ones."""
+        framed = chunks(events, begin=not self._begun.stream, end=end)
+        self._begun.stream = True
+        self._channel.write(framed)
+
+    def more(self, live: Live) -> list[bytes]:
+        """What can be told of a turn that goes on, and was not yet."""
+        if live.started is None or not live.begun:
+            return []
+        events = self._opening(live.started)
+        texts = live.texts()
+        if len(texts) > len(self._told):
+            text = "".join(texts[len(self._told) :])
+            self._told += texts[len(self._told) :]
+            events += self._teller.text(text)
+        return events
+
+    def _opening(self, started: Started) -> list[bytes]:
+        if self._opened:
+            return []
+        self._opened = True
+        return list(self._teller.begin(started))
+
+    def end(self) -> None:
+        """Tell the rest of the answer, or what came in its place."""
+        try:
+            answer = self._exchange.result()
+        except RefusedError as refused:
+            if not self._begun.stream:
+                raise
+            self.write([self._dialect.error_event(refused)], end=True)
+            return
+        events, told = self._opening(answer), sum(map(len, self._told))
+        for piece in pieces(answer.reply.content[told:]):
+            events += self._teller.text(piece)
+        self.write([*events, *self._teller.end(answer)], end=True)

@@ -10,6 +10,7 @@ import msgspec
 from stages.gateway.asks import (
     Answer,
     Ask,
+    Teller,
     call_of,
     data,
     decoded,
@@ -21,6 +22,7 @@ from stages.gateway.asks import (
     text_of,
 )
 from stages.gateway.errors import RefusedError, invalid
+from stages.gateway.live import Started
 from stages.trajectory import Message, ToolCall
 
 _TYPES: Final = {
@@ -101,26 +103,9 @@ class Messages:
         return msgspec.json.encode({**_head(answer), "content": _blocks(answer.reply), "stop_reason": reason,
                                     "stop_sequence": answer.stopped_by, "usage": _usage(answer)})  # fmt: skip
 
-    def events(self, ask: Ask, answer: Answer) -> Iterator[bytes]:
+    def teller(self, ask: Ask) -> Teller:
         """See Dialect."""
-        started = {**_head(answer), "content": [], "stop_reason": None, "stop_sequence": None,
-                   "usage": {**_usage(answer), "output_tokens": 1}}  # fmt: skip
-        yield data({"type": "message_start", "message": started}, "message_start")
-        for index, block in enumerate(_blocks(answer.reply)):
-            if block["type"] == "text":
-                empty: dict[str, Any] = {"type": "text", "text": ""}
-                kind, name, text = "text_delta", "text", block["text"]
-            else:
-                empty, kind, name = {**block, "input": {}}, "input_json_delta", "partial_json"
-                text = msgspec.json.encode(block["input"]).decode()
-            yield data({"type": "content_block_start", "index": index, "content_block": empty}, "content_block_start")
-            for piece in pieces(text):
-                delta = {"type": kind, name: piece}
-                yield data({"type": "content_block_delta", "index": index, "delta": delta}, "content_block_delta")
-            yield data({"type": "content_block_stop", "index": index}, "content_block_stop")
-        ended = {"stop_reason": _STOP[answer.finish], "stop_sequence": answer.stopped_by}
-        yield data({"type": "message_delta", "delta": ended, "usage": _usage(answer)}, "message_delta")
-        yield data({"type": "message_stop"}, "message_stop")
+        return _Teller()
 
     def error(self, refused: RefusedError) -> bytes:
         """See Dialect."""
@@ -133,7 +118,54 @@ class Messages:
         return b"event: error\ndata: " + self.error(refused) + b"\n\n"
 
 
-def _head(answer: Answer) -> dict[str, Any]:
+class _Teller:
+    """See stages.gateway.asks.Teller; the text is the first block where there is any."""
+
+    def __init__(self) -> None:
+        self._blocks = 0
+
+    def begin(self, started: Started) -> Iterator[bytes]:
+        """See Teller; how much of the prompt was cached is told at the end."""
+        counts = {"input_tokens": started.prompt_tokens, "output_tokens": 1, "cache_read_input_tokens": 0,
+                  "cache_creation_input_tokens": 0}  # fmt: skip
+        message = {**_head(started), "content": [], "stop_reason": None, "stop_sequence": None, "usage": counts}
+        yield data({"type": "message_start", "message": message}, "message_start")
+
+    def text(self, text: str) -> Iterator[bytes]:
+        """See Teller."""
+        if not self._blocks:
+            yield self._open({"type": "text", "text": ""})
+        yield self._delta({"type": "text_delta", "text": text})
+
+    def end(self, answer: Answer) -> Iterator[bytes]:
+        """See Teller."""
+        if self._blocks:
+            yield self._close()
+        for block in _blocks(answer.reply):
+            if block["type"] == "tool_use":
+                yield self._open({**block, "input": {}})
+                for piece in pieces(msgspec.json.encode(block["input"]).decode()):
+                    yield self._delta({"type": "input_json_delta", "partial_json": piece})
+                yield self._close()
+        ended = {"stop_reason": _STOP[answer.finish], "stop_sequence": answer.stopped_by}
+        yield data({"type": "message_delta", "delta": ended, "usage": _usage(answer)}, "message_delta")
+        yield data({"type": "message_stop"}, "message_stop")
+
+    def _open(self, block: dict[str, Any]) -> bytes:
+        self._blocks += 1
+        return self._event("content_block_start", content_block=block)
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return self._event("content_block_delta", delta=delta)
+
+    def _close(self) -> bytes:
+        return self._event("content_block_stop")
+
+    def _event(self, kind: str, **value: Any) -> bytes:
+        return data({"type": kind, "index": self._blocks - 1, **value}, kind)
+
+
+def _head(answer: Started) -> dict[str, Any]:
     return {"id": f"msg_{answer.number}", "type": "message", "role": "assistant", "model": answer.model}
 
 

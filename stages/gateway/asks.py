@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import msgspec
 
 from stages.gateway.errors import RefusedError, invalid
+from stages.gateway.live import Started
 from stages.toolcalls import unusable
 from stages.trajectory import Message, ToolCall
 
@@ -47,29 +48,37 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     count: bool = False
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class Answer(Started, frozen=True, kw_only=True):
     """An answer.
 
     Args:
-        number: names it among the session's.
-        created: seconds since 1970.
-        model: as the client named it.
         reply: content and calls.
         finish: `stop_string` where one of `Ask.stop` ended it; `stopped_by` is that text.
-        prompt_tokens: of the whole stream before it.
         completion_tokens: sampled.
         cached_tokens: of the prompt, that the engine had.
     """
 
-    number: str
-    created: int
-    model: str
     reply: Message
     finish: Finish
-    prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
     stopped_by: str | None = None
+
+
+class Teller(Protocol):
+    """Writes one stream of server-sent events: `begin`, `text` as often as there is more, `end`."""
+
+    def begin(self, started: Started) -> Iterator[bytes]:
+        """What comes before the first text."""
+        ...
+
+    def text(self, text: str) -> Iterator[bytes]:
+        """More of the content."""
+        ...
+
+    def end(self, answer: Answer) -> Iterator[bytes]:
+        """All that follows the content: calls, how it ended, usage."""
+        ...
 
 
 class Dialect(Protocol):
@@ -97,8 +106,8 @@ class Dialect(Protocol):
         """The answer's body."""
         ...
 
-    def events(self, ask: Ask, answer: Answer) -> Iterator[bytes]:
-        """The answer as server-sent events."""
+    def teller(self, ask: Ask) -> Teller:
+        """Writes an answer as a stream."""
         ...
 
     def error(self, refused: RefusedError) -> bytes:

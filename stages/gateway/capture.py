@@ -18,12 +18,13 @@ from typing import Any, Final
 import msgspec
 
 from stages.chat import ChatError, parse_tool_calls
-from stages.dialects import Completion
 from stages.gateway.asks import Answer, Ask, Finish
 from stages.gateway.errors import invalid
+from stages.gateway.live import Live, Started
+from stages.gateway.stopping import Cut
 from stages.model import StreamModel
 from stages.stream import TokenStream
-from stages.trajectory import Message, ToolCall, VersionSpan
+from stages.trajectory import Message, ToolCall
 
 _KEPT_ANSWERS: Final = 4096
 """Answers that a request may name as the one that it goes on from."""
@@ -87,8 +88,23 @@ class Capture:
         self._number = self._calls = 0
         self._finding = asyncio.Lock()
 
-    async def answer(self, ask: Ask) -> Answer:
+    def live(self, ask: Ask) -> Live:
+        """What the streams of this request's answer watch."""
+        form = self._chat.tool_format if ask.parse else None
+        return Live(self._chat.decode, self._spell, self._chat.eos_ids, ask.stop, form)
+
+    def _spell(self, token_id: int) -> str:
+        try:
+            return self._chat.token(token_id)
+        except ChatError:  # an engine's vocabulary may be larger than the tokenizer's; nothing is decoded of it
+            return ""
+
+    async def answer(self, ask: Ask, live: Live | None = None) -> Answer:
         """Sample the reply.
+
+        Args:
+            ask: the request.
+            live: is told of the reply while it is sampled.
 
         Raises:
             RefusedError: the template refuses the messages, or the request names an answer that is not there.
@@ -99,15 +115,20 @@ class Capture:
         if ask.count:
             async with self._finding:
                 tokens = len(await self._rendered(ask))
-            return self._answer(ask, Message("assistant"), "stop", tokens, 0, 0)
+            return _answer(self._started(ask, tokens), Message("assistant"), "stop", 0, 0)
         async with self._finding:  # one at a time: what is found is still so when its text has been encoded
             conversation, known = await (self._find_text(ask) if ask.prompt is not None else self._find(ask))
-        stream, begin = conversation.stream, len(conversation.stream.ids)
+        stream = conversation.stream
+        started = self._started(ask, len(stream.ids))
         cut = Cut(self._chat.decode, ask.stop) if ask.stop else None
+        if live is not None:
+            live.started = started
         try:
-            ids, reason = await self._model.sample(stream, max_tokens=ask.max_tokens, cut=cut)
+            ids, reason = await self._model.sample(stream, max_tokens=ask.max_tokens, cut=cut, listener=live)
         except BaseException:  # a turn that did not come about leaves its chain as it was; raised again
             self._withdraw(conversation)
+            if live is not None and live.left:
+                self._model.dropped(stream)
             raise
         finally:
             conversation.busy = False
@@ -125,7 +146,7 @@ class Capture:
         if conversation.text is not None:
             conversation.text += self._chat.decode(ids)
         conversation.marks.append(Mark(len(conversation.messages), len(stream.ids), ended))
-        answer = self._answer(ask, reply, finish, begin, len(ids), stream.last_cached_tokens)
+        answer = _answer(started, reply, finish, len(ids), stream.last_cached_tokens)
         if cut is not None and finish == "stop_string":
             answer = msgspec.structs.replace(answer, stopped_by=cut.found)
         if len(self._answers) < _KEPT_ANSWERS:
@@ -141,12 +162,9 @@ class Capture:
         elif conversation.text is not None:
             conversation.text = self._chat.decode(conversation.stream.ids)
 
-    def _answer(self, ask: Ask, reply: Message, finish: Finish, prompt: int, sampled: int, cached: int) -> Answer:
+    def _started(self, ask: Ask, prompt: int) -> Started:
         self._number += 1
-        return Answer(
-            number=f"{self._number:08d}", created=int(time.time()), model=ask.model, reply=reply, finish=finish,
-            prompt_tokens=prompt, completion_tokens=sampled, cached_tokens=min(cached, prompt),
-        )  # fmt: skip
+        return Started(number=f"{self._number:08d}", created=int(time.time()), model=ask.model, prompt_tokens=prompt)
 
     def _with_previous(self, ask: Ask) -> Ask:
         if ask.previous is None:
@@ -258,8 +276,10 @@ class Capture:
         ended = bool(ids) and ids[-1] in self._chat.eos_ids
         text = self._chat.decode(ids[:-1] if ended else ids)
         if cut is not None and cut.found is not None:
-            text = text[: text.find(cut.found)]
+            text = text[: self._chat.decode(ids).find(cut.found)]
         content, calls = parse_tool_calls(text, self._chat.tool_format) if ask.parse else (text, ())
+        if ask.parse:  # whether calls come or not: a stream shows what is before them while nobody knows
+            content = content.strip()
         return Message("assistant", content, tuple(map(self._named, calls)), finish_reason=reason), ended
 
     def _named(self, call: ToolCall) -> ToolCall:
@@ -268,36 +288,12 @@ class Capture:
         return msgspec.structs.replace(call, id=f"call_{self._calls:08d}")
 
 
-class Cut:
-    """Ends what was sampled at the first of some texts, as an engine does: the tokens that complete it are the last.
-
-    Args:
-        decode: text of ids.
-        texts: none empty.
-    """
-
-    def __init__(self, decode: Any, texts: Sequence[str]) -> None:
-        self._decode, self._texts = decode, texts
-        self.found: str | None = None
-
-    def __call__(self, completion: Completion) -> Completion:
-        """The completion as far as it goes."""
-        text = self._decode(completion.token_ids)
-        places = [(text.find(one), one) for one in self._texts if one in text]
-        if not places:
-            return completion
-        self.found = min(places)[1]
-        low, high = 1, len(completion.token_ids)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (
-                (low, middle) if self.found in self._decode(completion.token_ids[:middle]) else (middle + 1, high)
-            )
-        spans = [VersionSpan(s.version, s.start, min(s.end, low)) for s in completion.versions if s.start < low]
-        return msgspec.structs.replace(
-            completion, token_ids=completion.token_ids[:low], logprobs=completion.logprobs[:low], versions=spans,
-            finish_reason="stop",
-        )  # fmt: skip
+def _answer(started: Started, reply: Message, finish: Finish, sampled: int, cached: int) -> Answer:
+    return Answer(
+        number=started.number, created=started.created, model=started.model, reply=reply, finish=finish,
+        prompt_tokens=started.prompt_tokens, completion_tokens=sampled,
+        cached_tokens=min(cached, started.prompt_tokens),
+    )  # fmt: skip
 
 
 def same(known: Message, said: Message) -> bool:

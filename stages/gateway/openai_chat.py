@@ -10,6 +10,7 @@ import msgspec
 from stages.gateway.asks import (
     Answer,
     Ask,
+    Teller,
     call_of,
     data,
     decoded,
@@ -21,6 +22,7 @@ from stages.gateway.asks import (
     text_of,
 )
 from stages.gateway.errors import RefusedError, invalid
+from stages.gateway.live import Started
 from stages.trajectory import Message
 
 _TYPES: Final = {
@@ -147,27 +149,9 @@ class ChatCompletions(OpenAIErrors):
         head = _head(answer, "chat.completion", "chatcmpl")
         return msgspec.json.encode({**head, "choices": [choice], "usage": usage(answer)})
 
-    def events(self, ask: Ask, answer: Answer) -> Iterator[bytes]:
+    def teller(self, ask: Ask) -> Teller:
         """See Dialect."""
-        head = _head(answer, "chat.completion.chunk", "chatcmpl")
-
-        def chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
-            choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-            return data({**head, "choices": [choice], **({"usage": None} if ask.usage else {})})
-
-        yield chunk({"role": "assistant", "content": ""})
-        for piece in pieces(answer.reply.content):
-            yield chunk({"content": piece})
-        for index, call in enumerate(_calls(answer.reply)):
-            arguments = call["function"].pop("arguments")
-            call["function"]["arguments"] = ""
-            yield chunk({"tool_calls": [{"index": index, **call}]})
-            for piece in pieces(arguments):
-                yield chunk({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
-        yield chunk({}, _FINISH[answer.finish])
-        if ask.usage:
-            yield data({**head, "choices": [], "usage": usage(answer)})
-        yield DONE
+        return _ChatTeller(ask)
 
 
 class Completions(OpenAIErrors):
@@ -201,16 +185,70 @@ class Completions(OpenAIErrors):
         head = _head(answer, "text_completion", "cmpl")
         return msgspec.json.encode({**head, "choices": [choice], "usage": usage(answer)})
 
-    def events(self, ask: Ask, answer: Answer) -> Iterator[bytes]:
+    def teller(self, ask: Ask) -> Teller:
         """See Dialect."""
-        head = _head(answer, "text_completion", "cmpl")
-        for piece in pieces(answer.reply.content):
-            yield data({**head, "choices": [{"index": 0, "text": piece, "logprobs": None, "finish_reason": None}]})
-        last = {"index": 0, "text": "", "logprobs": None, "finish_reason": _FINISH[answer.finish]}
-        yield data({**head, "choices": [last]})
-        if ask.usage:
-            yield data({**head, "choices": [], "usage": usage(answer)})
+        return _CompletionTeller(ask)
+
+
+class _ChatTeller:
+    """See Teller."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._usage = ask.usage
+        self._head: dict[str, Any] = {}
+
+    def begin(self, started: Started) -> Iterator[bytes]:
+        """See Teller."""
+        self._head = _head(started, "chat.completion.chunk", "chatcmpl")
+        yield self._chunk({"role": "assistant", "content": ""})
+
+    def text(self, text: str) -> Iterator[bytes]:
+        """See Teller."""
+        yield self._chunk({"content": text})
+
+    def end(self, answer: Answer) -> Iterator[bytes]:
+        """See Teller."""
+        for index, call in enumerate(_calls(answer.reply)):
+            arguments = call["function"].pop("arguments")
+            call["function"]["arguments"] = ""
+            yield self._chunk({"tool_calls": [{"index": index, **call}]})
+            for piece in pieces(arguments):
+                yield self._chunk({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
+        yield self._chunk({}, _FINISH[answer.finish])
+        if self._usage:
+            yield data({**self._head, "choices": [], "usage": usage(answer)})
         yield DONE
+
+    def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+        return data({**self._head, "choices": [choice], **({"usage": None} if self._usage else {})})
+
+
+class _CompletionTeller:
+    """See Teller."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._usage = ask.usage
+        self._head: dict[str, Any] = {}
+
+    def begin(self, started: Started) -> Iterator[bytes]:
+        """See Teller; nothing comes before the text here."""
+        self._head = _head(started, "text_completion", "cmpl")
+        return iter(())
+
+    def text(self, text: str) -> Iterator[bytes]:
+        """See Teller."""
+        yield self._chunk(text)
+
+    def end(self, answer: Answer) -> Iterator[bytes]:
+        """See Teller."""
+        yield self._chunk("", _FINISH[answer.finish])
+        if self._usage:
+            yield data({**self._head, "choices": [], "usage": usage(answer)})
+        yield DONE
+
+    def _chunk(self, text: str, finish: str | None = None) -> bytes:
+        return data({**self._head, "choices": [{"index": 0, "text": text, "logprobs": None, "finish_reason": finish}]})
 
 
 def usage(answer: Answer) -> dict[str, Any]:
@@ -222,7 +260,7 @@ def usage(answer: Answer) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _head(answer: Answer, kind: str, prefix: str) -> dict[str, Any]:
+def _head(answer: Started, kind: str, prefix: str) -> dict[str, Any]:
     return {"id": f"{prefix}-{answer.number}", "object": kind, "created": answer.created, "model": answer.model}
 
 

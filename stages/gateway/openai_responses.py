@@ -7,8 +7,21 @@ from typing import Any, Final
 
 import msgspec
 
-from stages.gateway.asks import Answer, Ask, call_of, data, decoded, function, pieces, positive, refuse_fields, text_of
+from stages.gateway.asks import (
+    Answer,
+    Ask,
+    Teller,
+    call_of,
+    data,
+    decoded,
+    function,
+    pieces,
+    positive,
+    refuse_fields,
+    text_of,
+)
 from stages.gateway.errors import invalid
+from stages.gateway.live import Started
 from stages.gateway.openai_chat import OpenAIErrors
 from stages.trajectory import Message, ToolCall
 
@@ -64,73 +77,102 @@ class Responses(OpenAIErrors):
 
     def write(self, ask: Ask, answer: Answer) -> bytes:
         """See Dialect."""
-        return msgspec.json.encode(_response(ask, answer, _output(answer), done=True))
+        return msgspec.json.encode(_response(ask, answer, _output(answer)))
 
-    def events(self, ask: Ask, answer: Answer) -> Iterator[bytes]:
+    def teller(self, ask: Ask) -> Teller:
         """See Dialect."""
-        number = 0
+        return _Teller(ask)
 
-        def event(kind: str, **value: Any) -> bytes:
-            nonlocal number
-            number += 1
-            return data({"type": kind, "sequence_number": number - 1, **value}, kind)
 
-        begun = _response(ask, answer, [], done=False)
-        yield event("response.created", response=begun)
-        yield event("response.in_progress", response=begun)
+class _Teller:
+    """See stages.gateway.asks.Teller; the message is the first item where there is any text."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask, self._number = ask, 0
+        self._message: dict[str, Any] = {}
+        self._at: dict[str, Any] = {}
+
+    def begin(self, started: Started) -> Iterator[bytes]:
+        """See Teller."""
+        self._message = _message(started)
+        begun = _response(self._ask, started, [])
+        yield self._event("response.created", response=begun)
+        yield self._event("response.in_progress", response=begun)
+
+    def text(self, text: str) -> Iterator[bytes]:
+        """See Teller."""
+        if not self._at:
+            self._at = {"output_index": 0, "item_id": self._message["id"], "content_index": 0}
+            yield self._event("response.output_item.added", output_index=0, item=self._message)
+            yield self._event("response.content_part.added", **self._at, part=_part(""))
+        yield self._event("response.output_text.delta", **self._at, delta=text, logprobs=[])
+
+    def end(self, answer: Answer) -> Iterator[bytes]:
+        """See Teller."""
         output = _output(answer)
         for index, item in enumerate(output):
-            at: dict[str, Any] = {"output_index": index, "item_id": item["id"]}
             if item["type"] == "message":
-                part, text = item["content"][0], item["content"][0]["text"]
-                at["content_index"] = 0
-                opened = {**item, "status": "in_progress", "content": []}
-                yield event("response.output_item.added", output_index=index, item=opened)
-                yield event("response.content_part.added", **at, part={**part, "text": ""})
-                for piece in pieces(text):
-                    yield event("response.output_text.delta", **at, delta=piece, logprobs=[])
-                yield event("response.output_text.done", **at, text=text, logprobs=[])
-                yield event("response.content_part.done", **at, part=part)
+                if self._at:
+                    part = item["content"][0]
+                    yield self._event("response.output_text.done", **self._at, text=part["text"], logprobs=[])
+                    yield self._event("response.content_part.done", **self._at, part=part)
             else:
-                opened = {**item, "status": "in_progress", "arguments": ""}
-                yield event("response.output_item.added", output_index=index, item=opened)
-                for piece in pieces(item["arguments"]):
-                    yield event("response.function_call_arguments.delta", **at, delta=piece)
-                yield event(
-                    "response.function_call_arguments.done", **at, name=item["name"], arguments=item["arguments"]
-                )
-            yield event("response.output_item.done", output_index=index, item=item)
-        ended = _response(ask, answer, output, done=True)
-        yield event(f"response.{ended['status']}", response=ended)
+                yield from self._call(index, item)
+            yield self._event("response.output_item.done", output_index=index, item=item)
+        ended = _response(self._ask, answer, output)
+        yield self._event(f"response.{ended['status']}", response=ended)
+
+    def _call(self, index: int, item: dict[str, Any]) -> Iterator[bytes]:
+        at = {"output_index": index, "item_id": item["id"]}
+        opened = {**item, "status": "in_progress", "arguments": ""}
+        yield self._event("response.output_item.added", output_index=index, item=opened)
+        for piece in pieces(item["arguments"]):
+            yield self._event("response.function_call_arguments.delta", **at, delta=piece)
+        yield self._event("response.function_call_arguments.done", **at, name=item["name"], arguments=item["arguments"])
+
+    def _event(self, kind: str, **value: Any) -> bytes:
+        self._number += 1
+        return data({"type": kind, "sequence_number": self._number - 1, **value}, kind)
 
 
-def _response(ask: Ask, answer: Answer, output: list[dict[str, Any]], *, done: bool) -> dict[str, Any]:
-    cut = answer.finish == "length"
-    status = ("incomplete" if cut else "completed") if done else "in_progress"
+def _response(ask: Ask, answer: Started, output: list[dict[str, Any]]) -> dict[str, Any]:
+    """The response as it stands: an Answer is whole."""
+    cut = isinstance(answer, Answer) and answer.finish == "length"
+    status = ("incomplete" if cut else "completed") if isinstance(answer, Answer) else "in_progress"
     tools = [{"type": "function", "strict": False, "description": None, **one["function"]} for one in ask.tools]
-    used = {
-        "input_tokens": answer.prompt_tokens, "input_tokens_details": {"cached_tokens": answer.cached_tokens},
-        "output_tokens": answer.completion_tokens, "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": answer.prompt_tokens + answer.completion_tokens,
-    }  # fmt: skip
     return {
         "id": f"resp_{answer.number}", "object": "response", "created_at": answer.created, "status": status,
-        "error": None, "incomplete_details": {"reason": "max_output_tokens"} if done and cut else None,
+        "error": None, "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
         "instructions": ask.messages[0].content if ask.instructions else None, "max_output_tokens": ask.max_tokens,
         "model": answer.model, "output": output, "parallel_tool_calls": True, "previous_response_id": ask.previous,
         "reasoning": {"effort": None, "summary": None}, "store": True, "temperature": None, "top_p": None,
         "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": tools, "truncation": "disabled",
-        "usage": used if done else None, "user": None, "metadata": {},
+        "usage": _usage(answer) if isinstance(answer, Answer) else None, "user": None, "metadata": {},
     }  # fmt: skip
+
+
+def _usage(answer: Answer) -> dict[str, Any]:
+    return {
+        "input_tokens": answer.prompt_tokens, "input_tokens_details": {"cached_tokens": answer.cached_tokens},
+        "output_tokens": answer.completion_tokens, "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": answer.prompt_tokens + answer.completion_tokens,
+    }  # fmt: skip
+
+
+def _message(answer: Started) -> dict[str, Any]:
+    return {"id": f"msg_{answer.number}", "type": "message", "status": "in_progress", "role": "assistant",
+            "content": []}  # fmt: skip
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 def _output(answer: Answer) -> list[dict[str, Any]]:
     status = "incomplete" if answer.finish == "length" else "completed"
     items: list[dict[str, Any]] = []
     if answer.reply.content:
-        part = {"type": "output_text", "text": answer.reply.content, "annotations": [], "logprobs": []}
-        items.append({"id": f"msg_{answer.number}", "type": "message", "status": status, "role": "assistant",
-                      "content": [part]})  # fmt: skip
+        items.append({**_message(answer), "status": status, "content": [_part(answer.reply.content)]})
     for number, call in enumerate(answer.reply.tool_calls):
         if call.error is None:
             items.append({"id": f"fc_{answer.number}_{number}", "type": "function_call", "status": "completed",

@@ -14,6 +14,7 @@ from stages.gateway.asks import Answer, Ask, Dialect
 from stages.gateway.capture import Capture
 from stages.gateway.errors import RefusedError, invalid, too_long
 from stages.gateway.histories import Heard, heard
+from stages.gateway.live import Live
 from stages.gateway.openai_chat import ChatCompletions, Completions
 from stages.gateway.openai_responses import Responses
 from stages.model import StreamModel
@@ -30,17 +31,61 @@ _REMEMBERED: Final = 64
 """Requests whose answers are kept for a client that did not get them, and that later ones go on from."""
 _REMEMBERED_BYTES: Final = 1024 * 1024
 """Of their bodies together; the newest is kept whatever it has."""
+LEFT_S: Final = 10.0
+"""Seconds that a stream's client has to come again before its engine is told to stop; clients that retry wait less."""
 _COUNTS_PER_TURN: Final = 16
 """Counts of tokens that a session answers for each turn that it has: they cost what a prompt's encoding does."""
 
 
 class Exchange:
-    """One request and its answer, which goes on when the client has left: it may come again for it."""
+    """One request and its answer, which goes on when the client has left: it may come again for it.
 
-    def __init__(self, path: str, heard: Heard, task: asyncio.Task[Answer]) -> None:
-        self.path, self.heard, self.task = path, heard, task
+    Args:
+        path: one of ROUTES.
+        heard: the request.
+        task: samples the answer.
+        live: what streams watch of it; None once the answer is there.
+    """
+
+    def __init__(self, path: str, heard: Heard, task: asyncio.Task[Answer], live: Live | None = None) -> None:
+        self.path, self.heard, self.task, self.live = path, heard, task, live
         self.delivered = False
         self.waiting = 0
+        self._leaving: asyncio.TimerHandle | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+        task.add_done_callback(self._wake)
+
+    def _wake(self, _: object) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        live, self.live = self.live, None  # what was sampled is in the answer now
+        if live is not None:
+            live.wake()
+
+    async def ended(self) -> None:
+        """Return when the answer is there, or none will be: one future, where asyncio.wait costs ten times as much."""
+        if not self.task.done():
+            self._waiters.append(waiter := asyncio.get_running_loop().create_future())
+            await waiter
+
+    def came(self) -> None:
+        """A client waits for it."""
+        self.waiting += 1
+        if self._leaving is not None:
+            self._leaving.cancel()
+            self._leaving = None
+
+    def went(self) -> None:
+        """A client has it, or has left: a stream that nobody comes for again is not sampled to its end."""
+        self.waiting -= 1
+        if self.live is not None and not self.waiting and not self.task.done():
+            self._leaving = asyncio.get_running_loop().call_later(LEFT_S, self._drop, self.live)
+
+    def _drop(self, live: Live) -> None:
+        if not self.task.done():
+            live.left = True
+            self.task.cancel()
 
     @property
     def ask(self) -> Ask:
@@ -124,9 +169,10 @@ class CaptureSession:
                 self.ended.set()
                 raise RefusedError(403, "permission", f"all {self._max_turns} turns are spent (agent.max_turns)")
             self._turns += 1
-        task = asyncio.get_running_loop().create_task(self._answer(ask), name="exchange")
+        live = self._capture.live(ask) if ask.stream else None
+        task = asyncio.get_running_loop().create_task(self._answer(ask, live), name="exchange")
         self._tasks.add(task)
-        exchange = Exchange(path, read, task)
+        exchange = Exchange(path, read, task, live)
         task.add_done_callback(lambda _: self._ended(exchange))
         if not ask.count:  # a count is cheaper made again than kept
             self._keep(exchange)
@@ -139,9 +185,9 @@ class CaptureSession:
         while len(kept) > 1 and (self._kept > _REMEMBERED_BYTES or len(kept) > _REMEMBERED):
             self._kept -= len(kept.popleft().heard.body)
 
-    async def _answer(self, ask: Ask) -> Answer:
+    async def _answer(self, ask: Ask, live: Live | None = None) -> Answer:
         try:
-            answer = await self._capture.answer(ask)
+            answer = await self._capture.answer(ask, live)
         except ContextLengthError as error:
             self._turns -= not ask.count
             self.full = error

@@ -6,8 +6,13 @@ at once is another, the clients a third. Every request carries a whole history; 
 rendered or encoded here. `rendered_*`: with both, as in a run: the chat template is rendered over the whole history.
 `bare_*`: requests read and answered from nothing, without chain and engine. `relay_*`: bodies that go to the engine as
 they came; the product has no such path, it is its server and its client alone, and nginx does the same beside it where
-it is installed. `megabyte_*`: bodies of 1 MB. `streams_*`: 256 streams at once. `*_per_cpu_s` is what a whole core
-would do: other load on the machine takes of the other figures alone.
+it is installed. `megabyte_*`: bodies of 1 MB. `streams_*`: 256 streams at once, of whole answers. `live_*`: streams of
+an engine that streams, LIVE_TOKENS tokens one by one. `*_per_cpu_s` is what a whole core would do: other load on the
+machine takes of the other figures alone.
+
+Latencies: `*_p50_ms` of one client, which waits for nobody else; `*_16_p50_ms` of 16 that each ask again at once, so
+that they wait for each other; `*_open_p50_ms` of OPEN_PER_S requests a second, counted from when each was due.
+`gateway_added_p50_ms` is the first without what the engine itself takes, asked by the same client.
 """
 
 from __future__ import annotations
@@ -34,6 +39,7 @@ from stages.chat import ChatTokenizer
 from stages.engine_client import EngineClient
 from stages.gateway.asks import Answer, Ask
 from stages.gateway.histories import Heard
+from stages.gateway.live import Live
 from stages.gateway.server import GatewayServer
 from stages.gateway.session import CaptureSession, Exchange
 from stages.http import Client as HttpClient
@@ -51,6 +57,8 @@ TURNS: Final = 64
 BODY_BYTES: Final = 64 * 1024
 MESSAGES: Final = 20
 STREAMS: Final = 256
+LIVE_TOKENS: Final = 64
+OPEN_PER_S: Final = 400
 IDS: Final = [1000 + number * 7919 % 150_000 for number in range(BODY_BYTES)]
 """As long as those of real vocabularies."""
 
@@ -62,6 +70,57 @@ class LongEngine(MockEngine):
         if target == "/v1/models":
             return 200, {"object": "list", "data": [{"id": "tiny", "max_model_len": 10_000_000}]}
         return 200, ANSWER
+
+
+class StreamingEngine(asyncio.Protocol):
+    """Answers every request with the same stream, an event a token, each on its own."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        head, found, _ = bytes(self._buffer[:2048]).partition(b"\r\n\r\n")
+        _, named, length = head.lower().partition(b"content-length: ")
+        if not found or len(self._buffer) < len(head) + 4 + int(length.split(b"\r\n")[0] if named else 0):
+            return
+        self._buffer.clear()
+        assert self._transport is not None
+        if head.startswith(b"GET"):
+            models = json.dumps({"data": [{"id": "tiny", "max_model_len": 10_000_000}]}).encode()
+            self._transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(models), models))
+        else:
+            self._transport.write(STREAM_HEAD)
+            self._say(0)
+
+    def _say(self, number: int) -> None:
+        assert self._transport is not None
+        self._transport.write(STREAM[number])
+        if number + 1 < len(STREAM):
+            asyncio.get_running_loop().call_soon(self._say, number + 1)
+
+
+def stream_events() -> list[bytes]:
+    """What StreamingEngine says, as chunks."""
+    said = []
+    for number in range(LIVE_TOKENS):
+        last = number == LIVE_TOKENS - 1
+        entry = {"token_id": 5, "logprob": -0.5, "rank": 1, "top_logprobs": []}
+        choice = {"index": 0, "finish_reason": "length" if last else None, "stop_reason": None,
+                  "token_ids": [300 + number], "routed_experts": None, "sampling_mask": None,
+                  "logprobs": {"content": [entry]},
+                  "weight_versions": [{"version": "0", "start": 0, "end": LIVE_TOKENS}] if last else None}  # fmt: skip
+        said.append({"request_id": "r", "usage": None, "output_mode": "tokens", "choices": [choice]})
+    texts = [b"data: " + json.dumps(one).encode() + b"\n\n" for one in said] + [b"data: [DONE]\n\n"]
+    return [b"%x\r\n%s\r\n" % (len(text), text) for text in texts] + [b"0\r\n\r\n"]
+
+
+STREAM_HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+STREAM: Final = stream_events()
 
 
 ANSWER: Final = json.dumps(
@@ -88,7 +147,7 @@ class Ready(ChatTokenizer):
 class Echoing(CaptureSession):
     """A session without capture: each request is read and answered from nothing."""
 
-    async def _answer(self, ask: Ask) -> Answer:
+    async def _answer(self, ask: Ask, live: Live | None = None) -> Answer:
         return said(ask.model, "ok")
 
 
@@ -116,20 +175,31 @@ def engine_process(told: Connection) -> None:
     """Body of the mock engine's process."""
 
     async def serve() -> None:
+        loop = asyncio.get_running_loop()
+        streaming = await loop.create_server(StreamingEngine, "127.0.0.1", 0)
         async with LongEngine() as engine:
-            told.send(engine.url)
+            told.send((engine.url, f"http://127.0.0.1:{streaming.sockets[0].getsockname()[1]}"))
             await asyncio.Event().wait()
 
+    others(os.sched_getaffinity(0))
     asyncio.run(serve())
 
 
-def gateway_process(told: Connection, engine_url: str, sessions: int) -> None:
+def others(cores: set[int]) -> None:
+    """Leave the gateway its core, where there are several."""
+    os.sched_setaffinity(0, cores - {min(cores)} or cores)
+
+
+def gateway_process(told: Connection, engine_url: str, live_url: str, sessions: int) -> None:
     """Body of the gateway's process; tells its port and tokens, then its CPU seconds whenever it is asked."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
     async def serve() -> None:
         async def session(failed: str | None) -> SessionOut:
             return SessionOut("1", "replica-1", engine_url, 0)
+
+        async def live_session(failed: str | None) -> SessionOut:
+            return SessionOut("2", "replica-2", live_url, 0)
 
         async with EngineClient() as client, HttpClient(connections=1024) as plain, GatewayServer() as server:
 
@@ -142,10 +212,13 @@ def gateway_process(told: Connection, engine_url: str, sessions: int) -> None:
             for name, chat, count in (
                 ("relay", ready, CLIENTS), ("bare", ready, CLIENTS), ("gateway", ready, sessions),
                 ("rendered", real, CLIENTS), ("megabyte", ready, 4), ("streams", ready, STREAMS),
+                ("live", ready, CLIENTS), ("gateway alone", ready, 2), ("rendered alone", real, 2),
+                ("gateway open", ready, CLIENTS), ("rendered open", real, CLIENTS),
             ):  # fmt: skip
                 tokens[name] = []
                 for _ in range(count):
-                    model = StreamModel(client, session, chat, Sampling(max_tokens=64), name="b")
+                    opened = live_session if name == "live" else session
+                    model = StreamModel(client, opened, chat, Sampling(max_tokens=LIVE_TOKENS), name="b")
                     if name == "relay":
                         made: CaptureSession = Relaying(model, max_turns=10**9, post=post)
                     else:
@@ -243,9 +316,12 @@ class Driven(NamedTuple):
 
 async def drive(
     port: int, tokens: Sequence[str], turns: int, spent: Callable[[], float], *, clients: int = CLIENTS,
-    size: int = BODY_BYTES, stream: bool = False,
+    size: int = BODY_BYTES, stream: bool = False, every_s: float = 0.0,
 ) -> Driven:  # fmt: skip
-    """So many clients at once, each with its part of the sessions one after the other, so many turns in each."""
+    """So many clients at once, each with its part of the sessions one after the other, so many turns in each.
+
+    With `every_s` one of them asks as often, whatever became of the others' requests.
+    """
     loop = asyncio.get_running_loop()
     latencies: list[float] = []
     errors: list[str] = []
@@ -256,11 +332,16 @@ async def drive(
         latencies.append(time.perf_counter() - started)
         history.go_on(reply(answer))
 
-    async def one(client: Client, mine: list[tuple[str, History]], turns: int) -> None:
+    async def one(client: Client, mine: list[tuple[str, History]], turns: int, first_at: float = 0.0) -> None:
         for token, history in mine:
             try:
-                for _ in range(turns):
+                for number in range(turns):
+                    due = first_at + number * every_s * len(made)
+                    if first_at:
+                        await asyncio.sleep(due - loop.time())
                     await turn(client, token, history)
+                    if first_at:
+                        latencies[-1] = loop.time() - due
             except RuntimeError as error:
                 errors.append(str(error))
 
@@ -270,7 +351,8 @@ async def drive(
     await asyncio.gather(*(one(client, mine, 1) for client, mine in zip(made, parts, strict=True)))
     latencies.clear()
     before, started = spent(), time.perf_counter()
-    await asyncio.gather(*(one(client, mine, turns) for client, mine in zip(made, parts, strict=True)))
+    at = [loop.time() + 0.01 + number * every_s if every_s else 0.0 for number in range(len(made))]
+    await asyncio.gather(*(one(client, mine, turns, t) for client, mine, t in zip(made, parts, at, strict=True)))
     return Driven(len(latencies), time.perf_counter() - started, spent() - before, latencies, errors)
 
 
@@ -332,7 +414,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def measure(
-    *, quick: bool, names: Sequence[str] = ("relay", "bare", "gateway", "rendered", "megabyte", "streams")
+    *, quick: bool, names: Sequence[str] = ("relay", "bare", "gateway", "rendered", "megabyte", "streams", "live")
 ) -> tuple[dict[str, float], list[str], dict[str, dict[str, float]]]:
     """Figures, what went wrong, and nginx's figures where it was asked too."""
     results: dict[str, float] = {}
@@ -342,10 +424,12 @@ def measure(
     here, there = multiprocessing.Pipe()
     engine = multiprocessing.Process(target=engine_process, args=(there,), daemon=True)
     engine.start()
-    url = here.recv()
+    url, live_url = here.recv()
     mine, its = multiprocessing.Pipe()
-    gateway = multiprocessing.Process(target=gateway_process, args=(its, url, sessions), daemon=True)
+    gateway = multiprocessing.Process(target=gateway_process, args=(its, url, live_url, sessions), daemon=True)
     gateway.start()
+    cores = os.sched_getaffinity(0)
+    others(cores)
 
     def spent() -> float:
         mine.send(True)
@@ -354,23 +438,32 @@ def measure(
     try:
         port, tokens = mine.recv()
         for name in names:
-            many = {"megabyte": 8, "streams": 4, "rendered": turns // 2}.get(name, turns * (1 if quick else 4))
+            many = {"megabyte": 8, "streams": 4, "rendered": turns // 2, "live": turns // 2}.get(
+                name, turns * (1 if quick else 4)
+            )
             driven = asyncio.run(
                 drive(port, tokens[name], turns if name == "gateway" else many, spent,
                       clients=STREAMS if name == "streams" else CLIENTS,
-                      size=1 << 20 if name == "megabyte" else BODY_BYTES, stream=name == "streams")
+                      size=1 << 20 if name == "megabyte" else BODY_BYTES, stream=name in ("streams", "live"))
             )  # fmt: skip
             results |= driven.figures(name)
             results[f"{name}_errors"] = len(driven.errors)
             errors += [f"{name}: {error}" for error in driven.errors[:3]]
+            if name == "live":
+                results["live_cpu_ms_per_token"] = results["live_cpu_ms_per_request"] / LIVE_TOKENS
             if name in ("gateway", "rendered"):
-                alone = asyncio.run(drive(port, tokens[name][:1], turns, spent))
+                results[f"{name}_16_p50_ms"] = statistics.median(driven.latencies) * 1000
+                alone = asyncio.run(drive(port, tokens[f"{name} alone"], turns, spent, clients=1))
                 results[f"{name}_p50_ms"] = statistics.median(alone.latencies) * 1000
+                free = asyncio.run(drive(port, tokens[f"{name} open"], turns, spent, every_s=1 / OPEN_PER_S))
+                results[f"{name}_open_p50_ms"] = statistics.median(free.latencies) * 1000
+                errors += [f"{name}: {error}" for error in [*alone.errors, *free.errors][:3]]
         if "gateway" in names:
             results["gateway_added_p50_ms"] = results["gateway_p50_ms"] - engine_p50_ms(url)
         if "relay" in names and (figures := nginx(url, turns)):
             peers["nginx"] = figures
     finally:
+        os.sched_setaffinity(0, cores)
         gateway.kill()
         engine.kill()
     return results, errors, peers

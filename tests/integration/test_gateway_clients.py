@@ -17,7 +17,7 @@ KEY = "clients-key"
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     scratch = tmp_path_factory.mktemp("engine")
     (scratch / "key").write_text(KEY)
-    with running_engine(TINY, scratch, "--api-key-file", str(scratch / "key")) as process:
+    with running_engine(TINY, scratch, "--dev-mode", "--api-key-file", str(scratch / "key")) as process:
         yield Engine(process.url, KEY, block=16)
 
 

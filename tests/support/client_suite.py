@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import anthropic
 import openai
 import pytest
 
+from stages.engine_control import EngineControl
 from stages.trajectory import Sampling
 from tests.support.engine_suite import Engine
 from tests.support.gateways import Held, LiveGateway, exact, live_gateway
@@ -108,6 +109,31 @@ DIALECTS: Any = pytest.mark.parametrize(
     [(ask_chat, chat_result), (ask_responses, responses_result), (ask_messages, messages_result)],
     ids=["chat", "responses", "messages"],
 )
+
+
+async def chat_words(held: Held, most: int) -> AsyncIterator[str]:
+    async with openai_client(held) as client:
+        asked: Any = {"messages": [QUESTION], "max_tokens": most}
+        async for chunk in await client.chat.completions.create(model="m", stream=True, **asked):
+            if chunk.choices and (text := chunk.choices[0].delta.content):
+                yield text
+
+
+async def responses_words(held: Held, most: int) -> AsyncIterator[str]:
+    async with openai_client(held) as client:
+        asked: Any = {"input": [QUESTION], "max_output_tokens": most}
+        async for event in await client.responses.create(model="m", stream=True, **asked):
+            if event.type == "response.output_text.delta":
+                yield event.delta
+
+
+async def messages_words(held: Held, most: int) -> AsyncIterator[str]:
+    asked: Any = {"messages": [QUESTION], "max_tokens": most}
+    async with anthropic_client(held) as client, client.messages.stream(model="m", **asked) as events:
+        async for text in events.text_stream:
+            yield text
+
+
 QUESTION: dict[str, Any] = {"role": "user", "content": "12 + 7 - 4 = ?"}
 SHARP = Sampling(temperature=0.0, max_tokens=128)
 
@@ -137,6 +163,31 @@ class ClientSuite:
             (chain,) = held.chains
             assert len(chain.turns) == 3
             as_sampled(held)
+
+    @pytest.mark.parametrize("words", [chat_words, responses_words, messages_words])
+    async def test_words_reach_the_client_while_the_engine_has_more_to_sample(
+        self, engine: Engine, words: Callable[[Held, int], AsyncIterator[str]]
+    ) -> None:
+        """The engine is paused at the first word that the client has: what it had not sampled by then came later."""
+        for seed in range(8):  # of texts that may end before the pause is there
+            wild = Sampling(temperature=2.0, max_tokens=engine.long, seed=seed)
+            async with (
+                live_gateway(engine.url, engine.key, sampling=wild) as held,
+                EngineControl(api_key=engine.key) as control,
+            ):
+                stream = words(held, engine.long)
+                text = await anext(stream)
+                await control.pause(engine.url)
+                sampled_on = not held.engine.completions
+                await control.resume(engine.url)
+                text += "".join([word async for word in stream])
+                (drawn,) = held.engine.completions
+                ids = drawn.token_ids
+                assert text == held.chat.decode(ids[:-1] if ids[-1] in held.chat.eos_ids else ids)
+                as_sampled(held)
+                if sampled_on:
+                    return
+        raise AssertionError("no first word came before the last token")
 
     async def test_tokens_that_no_text_brings_back_stay_as_they_were_sampled(self, engine: Engine) -> None:
         wild = Sampling(temperature=2.0, max_tokens=64, seed=5)

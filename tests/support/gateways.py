@@ -10,10 +10,11 @@ from pathlib import Path
 
 from sandbox.directory import loopback
 from stages.chat import ChatTokenizer
-from stages.dialects import Completion
-from stages.engine_client import EngineClient
+from stages.dialects import Completion, Piece
+from stages.engine_client import EngineClient, EngineUnavailableError
 from stages.gateway.server import GatewayServer, opened
 from stages.gateway.session import CaptureSession
+from stages.hearing import Hear
 from stages.model import Sampler, StreamModel
 from stages.trajectory import Chain, Sampling, VersionSpan
 from stages.wire import SessionOut
@@ -31,7 +32,9 @@ def call(name: str, arguments: str) -> str:
 class SayingEngine:
     """Answers in order with texts (their end token after them), ids as they are, or raises; `prompts` are what came.
 
-    Each answer's tokens have the log-probs -1, -2, ...; `hold` keeps answers back until it is set.
+    Each answer's tokens have the log-probs -1, -2, ...; `hold` keeps answers back until it is set. To a listener it
+    says them in pieces as `split` makes them; after `said` tokens, where that is set, it waits for `go_on`. `breaks`
+    holds, for one generation after the other, after how many tokens the connection is lost; None: not at all.
     """
 
     def __init__(self, chat: ChatTokenizer, says: Sequence[Says] | Callable[[list[int]], Says], context: int = 8192):
@@ -40,17 +43,30 @@ class SayingEngine:
         self.samplings: list[Sampling] = []
         self.hold = asyncio.Event()
         self.hold.set()
+        self.split: Callable[[list[int]], list[list[int]]] = lambda ids: [[one] for one in ids]
+        self.said: int | None = None
+        self.go_on = asyncio.Event()
+        self.breaks: list[int | None] = []
+        self.cancelled = 0
 
     async def context_length(self, url: str) -> int:
         return self._context
 
     async def generate(
-        self, url: str, token_ids: Sequence[int], sampling: Sampling, *, name: str, timeout_s: float
-    ) -> Completion:
+        self, url: str, token_ids: Sequence[int], sampling: Sampling, *, name: str, timeout_s: float,
+        hear: Hear | None = None,
+    ) -> Completion:  # fmt: skip
         self.prompts.append(list(token_ids))
         self.samplings.append(sampling)
-        await self.hold.wait()
-        said = self._says(list(token_ids)) if callable(self._says) else self._says.pop(0)
+        try:
+            await self.hold.wait()
+            return await self._generate(list(token_ids), sampling, hear)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+    async def _generate(self, token_ids: list[int], sampling: Sampling, hear: Hear | None) -> Completion:
+        said = self._says(token_ids) if callable(self._says) else self._says.pop(0)
         if isinstance(said, Exception):
             raise said
         ids = said if isinstance(said, list) else [*self._chat.encode(said), *self._chat.encode(END)]
@@ -58,7 +74,26 @@ class SayingEngine:
         if len(ids) > sampling.max_tokens:
             ids, finish = ids[: sampling.max_tokens], "length"
         spans = [VersionSpan(3, 0, len(ids))]
-        return Completion(ids, [-1.0 - n for n in range(len(ids))], finish, spans, min(8, len(token_ids)), 0.001)
+        logprobs = [-1.0 - n for n in range(len(ids))]
+        if hear is not None:
+            await self._tell(hear, ids, logprobs, finish, spans)
+        return Completion(ids, logprobs, finish, spans, min(8, len(token_ids)), 0.001)
+
+    async def _tell(
+        self, hear: Hear, ids: list[int], logprobs: list[float], finish: str, spans: list[VersionSpan]
+    ) -> None:
+        breaks_at = self.breaks.pop(0) if self.breaks else None
+        told = 0
+        for part in self.split(ids):
+            if told == self.said:
+                await self.go_on.wait()
+            if breaks_at is not None and told + len(part) > breaks_at:
+                raise EngineUnavailableError("the connection was lost", "read")
+            end = told + len(part)
+            last = end == len(ids)
+            hear(Piece(part, logprobs[told:end], finish if last else None, spans if last else [], None, True))
+            told = end
+            await asyncio.sleep(0)
 
 
 class RecordingEngine:
@@ -73,11 +108,13 @@ class RecordingEngine:
         return await self._client.context_length(url)
 
     async def generate(
-        self, url: str, token_ids: Sequence[int], sampling: Sampling, *, name: str, timeout_s: float
-    ) -> Completion:
+        self, url: str, token_ids: Sequence[int], sampling: Sampling, *, name: str, timeout_s: float,
+        hear: Hear | None = None,
+    ) -> Completion:  # fmt: skip
         self.prompts.append(list(token_ids))
-        self.completions.append(await self._client.generate(url, token_ids, sampling, name=name, timeout_s=timeout_s))
-        return self.completions[-1]
+        drawn = await self._client.generate(url, token_ids, sampling, name=name, timeout_s=timeout_s, hear=hear)
+        self.completions.append(drawn)
+        return drawn
 
 
 @dataclass
@@ -109,24 +146,26 @@ class LiveGateway(Held):
 
 
 def model_over(
-    engine: Sampler, chat: ChatTokenizer, sampling: Sampling | None = None, url: str = "http://replica-1"
-) -> StreamModel:
+    engine: Sampler, chat: ChatTokenizer, sampling: Sampling | None = None, url: str = "http://replica-1",
+    patience_s: float = 0.05,
+) -> StreamModel:  # fmt: skip
     """A worker's model over an engine of the test's, or one at an address."""
 
     async def session(failed: str | None) -> SessionOut:
         return SessionOut("1", "replica-1", url, 3)
 
-    return StreamModel(engine, session, chat, sampling or Sampling(max_tokens=512), name="t", patience_s=0.05)
+    return StreamModel(engine, session, chat, sampling or Sampling(max_tokens=512), name="t", patience_s=patience_s)
 
 
 @contextlib.asynccontextmanager
 async def gateway(
-    says: Sequence[Says] | Callable[[list[int]], Says], *, max_turns: int = 16, context: int = 8192
-) -> AsyncIterator[Gateway]:
+    says: Sequence[Says] | Callable[[list[int]], Says], *, max_turns: int = 16, context: int = 8192,
+    patience_s: float = 0.05, sampling: Sampling | None = None,
+) -> AsyncIterator[Gateway]:  # fmt: skip
     """A gateway with one session."""
     chat = ChatTokenizer.load(POLICY)
     engine = SayingEngine(chat, says, context)
-    model = model_over(engine, chat)
+    model = model_over(engine, chat, sampling, patience_s=patience_s)
     session = CaptureSession(model, max_turns=max_turns)
     async with GatewayServer() as server, opened(server, session):
         port = await server.listen(loopback())

@@ -25,10 +25,10 @@ def test_the_json_of_ids_is_theirs_whatever_was_added_and_taken_back(
         elif step == "cut":
             ids.cut(max(0, len(ids) - len(more)))
         else:
-            assert msgspec.json.decode(msgspec.json.encode(ids.json)) == list(ids)
+            assert msgspec.json.decode(ids.json) == list(ids)
     for dialect in DIALECTS:
-        sent = msgspec.json.encode(dialect.body("name", "m", ids, Sampling()))
-        assert sent == msgspec.json.encode(dialect.body("name", "m", list(ids), Sampling()))
+        sent = b"".join(dialect.body("name", "m", ids, Sampling()))
+        assert sent == b"".join(dialect.body("name", "m", list(ids), Sampling()))
         assert msgspec.json.decode(sent)[FIELD[dialect]] == list(ids)
 
 
