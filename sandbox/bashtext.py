@@ -1,12 +1,12 @@
 """The bash that drives one persistent shell: how it starts, is set up, takes a command and reports. Pure.
 
-The pty carries one short line a command; the command itself, of any size, comes through the pipe at descriptor 9, so
-neither the terminal's line limit nor an open quote matters. After it bash reads a fresh nonce from the same pipe and
-prints the marker to the terminal: in band, because a side channel would overtake output still buffered in the pty.
-PROMPT_COMMAND prints it because an interrupt drops the rest of a line, but never the prompt.
+A short command is typed as one line in which it is quoted; one of any other size or kind comes through a pipe, so that
+neither the terminal's line limit nor an open quote matters. After it bash reads a fresh nonce from that pipe and prints
+the marker to the terminal: in band, because a side channel would overtake output still buffered in the pty. The prompt
+prints it because an interrupt drops the rest of a line, but never the prompt.
 
-Of a pipe bash reads what ends in a delimiter byte by byte, a system call each, which was an eighth of a short shell's
-CPU; so what is plain ASCII, whose characters are bytes in every locale, is announced by its length instead.
+What bash does beside the command is a multiple of the command's own price, so there is little of it: no redirection is
+made and undone for a command, since what it must not inherit is closed by exec.
 """
 
 from __future__ import annotations
@@ -39,34 +39,55 @@ NONCE_CHARS = 16
 _SETUP_LINE = 'IFS= read -r {} -u 9 __rm_c;eval "$__rm_c"\n'
 """Typed once, before anything else."""
 
-_RUN_LINE = '__rm_go $? {} 2>/dev/null;eval "$__rm_c" 8>&- 9<&-\n'
-"""Typed for each command; the command sees neither descriptor, and `$?` of the one before.
+_TYPED_LINE = "eval $'{}'\n"
+"""Typed for a short command."""
 
-No reserved word may begin it or PROMPT_COMMAND: after an open quote bash 5.2 takes the next one for a name.
+_RUN_LINE = '__rm_go "$?" {} 2>/dev/null;eval "$__rm_c"\n'
+"""Typed for any other; `$?` is still that of the command before.
+
+No reserved word may begin what is typed, or PROMPT_COMMAND: after an open quote bash 5.2 takes the next one for a name.
 """
 
+TYPED_CHARACTERS = 960
+"""Longest line that is typed for a command: bash takes 1,024 bytes of a terminal at a time."""
+
+_QUOTED = str.maketrans({"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t", "!": "\\041"})
+"""As $'...' has them; no exclamation mark is there for a user's history expansion to see."""
+
 _SETUP = r"""
-exec 8>&1
+exec 10<&-
+{ exec 60<&10; } 9<&- 2>/dev/null || exec 60<&9
+exec 9<&-
+{ exec 61>&10; } >&- 2>/dev/null || exec 61>&1
 __rm_go() {
-  case $2 in 0) IFS= read -r -d '' -u 9 __rm_c;; *) IFS= read -r -N "$2" -u 9 __rm_c;; esac
+  case $2 in 0) IFS= read -r -d '' -u 60 __rm_c;; *) IFS= read -r -N "$2" -u 60 __rm_c;; esac
   case $- in *e*) return 0;; esac
   return $1
 }
+__rm_far() { printf '\036%s %d %s\0' "$__rm_n" "$1" "${PWD-}" >&61; }
+__rm_traced() { read -rN 16 -u 60 __rm_n; __rm_far "$1"; PS1= PS2=; } 2>/dev/null
 __rm_report() {
-  local - s=$? n
-  set +eu
-  IFS= read -r -N 16 -u 9 n
-  printf '\036%s %d %s\0' "$n" "$s" "$PWD" >&8
-  PS1= PS2=
+  if [[ -o xtrace ]]; then __rm_traced "$1"
+  else
+    read -rN 16 -u 60 __rm_n
+    [[ -t 1 ]] && printf '\036%s %d %s\0' "$__rm_n" "$1" "${PWD-}" || __rm_far "$1"
+    PS1= PS2=
+  fi
 }
-readonly -f __rm_go __rm_report
-PROMPT_COMMAND='__rm_report 2>/dev/null'
+readonly -f __rm_go __rm_far __rm_traced __rm_report
+PROMPT_COMMAND='__rm_report "$?"'
 readonly PROMPT_COMMAND
 PS1= PS2=
 export -n PS1
 set +o history +o histexpand
 shopt -u checkwinsize
 unset HISTFILE MAILCHECK TMOUT OLDPWD
+"""
+"""Descriptor 60 becomes the pipe, 61 the terminal; neither is inherited by what the shell executes.
+
+Bash itself closes at exec what it puts aside for the time of a redirection, at the first number from 10 on that is
+free, and a copy of such a descriptor is closed as well; a bash that does otherwise hands both on. Where standard output
+is the terminal the marker needs no redirection. Under `set -x` three lines tell of the report, not its whole body.
 """
 
 
@@ -95,6 +116,10 @@ def command_packet(command: str, nonce: str) -> tuple[bytes, bytes]:
     Raises:
         ValueError: the command holds a NUL, which no shell command can.
     """
+    if len(command) < TYPED_CHARACTERS and command.isascii():
+        quoted = command.translate(_QUOTED)
+        if quoted.isprintable() and len(quoted) < TYPED_CHARACTERS:
+            return nonce.encode(), _TYPED_LINE.format(quoted).encode()
     data, counted = _packet(command, nonce)
     return data, _RUN_LINE.format(counted).encode()
 

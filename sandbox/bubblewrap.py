@@ -73,6 +73,18 @@ class BubblewrapGround:
         self._lay()
         return self._enter(("/bin/bash", *SHELL_ARGV), shell_env(self._spec.env), "/", alone=False)
 
+    def prepare_at_once(self) -> Entry | None:
+        """See `Ground.prepare_at_once`: mounts have directories of their own to be made."""
+        return None
+
+    def keeps(self) -> bool:
+        """See `Ground.keeps`: an upper is one sandbox's alone."""
+        return False
+
+    def hand_on(self) -> bool:
+        """See `Ground.hand_on`."""
+        return False
+
     def enter(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> Entry:
         """See `Ground.enter`."""
         return self._enter(argv, env, cwd, alone=True)

@@ -16,6 +16,7 @@ from sandbox.flatten import changes, flatten
 from sandbox.ground import Entry
 from sandbox.protocols import SandboxSpec
 from sandbox.scratch import remove_tree
+from sandbox.smalllayers import KnownLayers, Spare, State, facts, outline, set_back
 from sandbox.usage import STAGE
 
 _FEW = 64
@@ -29,12 +30,17 @@ class DirectoryGround:
     Args:
         spec: what was asked for; an image directory is not copied, so only "host" is taken.
         directory: its own, not made yet.
+        known: what small layers come to, shared by a worker's sandboxes; one's directory may be taken from there.
     """
 
-    def __init__(self, spec: SandboxSpec, directory: Path) -> None:
-        self._spec, self._directory = spec, directory
+    def __init__(self, spec: SandboxSpec, directory: Path, known: KnownLayers | None = None) -> None:
+        self._spec, self._directory, self._known = spec, directory, known
         self._stages = 0
-        self._began: bytes | None = None
+        self._began: State | None = None
+        self._found = None if known is None else known.find(spec)
+        self._spare = None if known is None or self._found is None else known.take(self._found)
+        if self._spare is not None:
+            self._directory = self._spare.directory
 
     @property
     def directory(self) -> Path:
@@ -63,24 +69,62 @@ class DirectoryGround:
 
     def prepare(self) -> Entry:
         """Make the directory and copy the layers into it."""
+        self._refuse_images()
+        root = self._make()
+        try:
+            upper = [] if self._spec.upper is None else [self._spec.upper]
+            flatten([Path(layer) for layer in (*self._spec.layers, *upper)], root)
+            if self._known is not None and not upper:
+                self._known.learn(self._spec.layers, root)
+        except OSError as error:
+            raise SandboxError(f"the layers cannot be copied to {root}: {error}", boundary="start") from error
+        return self._begin(root)
+
+    def prepare_at_once(self) -> Entry | None:
+        """See `Ground.prepare_at_once`: where few directories and small files are all that the layers hold."""
+        self._refuse_images()
+        if (found := self._found) is None:
+            return None
+        root, spare, self._spare = self._directory / "root", self._spare, None
+        try:
+            if spare is None:
+                self._make()
+            for one in found:
+                if spare is None or one.content is not None:
+                    one.lay(f"{root}/")
+                    spare = None if spare is None else Spare(spare.directory, None)
+        except OSError as error:
+            raise SandboxError(f"the layers cannot be copied to {root}: {error}", boundary="start") from error
+        if spare is None or spare.began is None:
+            return self._begin(root)
+        self._began = spare.began
+        return self._entry(root)
+
+    def _refuse_images(self) -> None:
         if self._spec.image != "host":
             raise SandboxError(
                 f"image {self._spec.image!r} needs isolation: sandbox=none knows the host alone", boundary="start"
             )
+
+    def _make(self) -> Path:
         self._directory.mkdir(mode=0o700)
         root = self._directory / "root"
         root.mkdir()
         root.chmod(0o755)
-        try:
-            upper = [] if self._spec.upper is None else [self._spec.upper]
-            flatten([Path(layer) for layer in (*self._spec.layers, *upper)], root)
-        except OSError as error:
-            raise SandboxError(f"the layers cannot be copied to {root}: {error}", boundary="start") from error
+        return root
+
+    def _begin(self, root: Path) -> Entry:
         if self._spec.upper is None:
-            self._began = _fingerprint(root)  # what follows is the sandbox's own change, as everywhere
-        made = () if self._spec.upper is not None else (*self.workspace(), str(root / "tmp"))
-        for path in made:
-            Path(path).mkdir(parents=True, exist_ok=True)
+            if self._found is not None:
+                set_back(root, self._found)
+            self._began = self._state()  # what follows is the sandbox's own change, as everywhere
+        return self._entry(root)
+
+    def _entry(self, root: Path) -> Entry:
+        known = {one.path for one in self._found or () if one.content is None}
+        made = () if self._spec.upper is not None else (*self._spec.workspace, "tmp")
+        for path in [path for path in made if path.strip("/") not in known]:
+            os.makedirs(root / path.lstrip("/"), exist_ok=True)  # noqa: PTH103
         env = {**shell_env(self._spec.env), "HOME": str(root), TOKEN_NAME: str(self._directory)}
         env["PATH"] = self._spec.env.get("PATH", os.environ.get("PATH", BASE_ENV["PATH"]))
         return Entry(("bash", *SHELL_ARGV), env, str(root))
@@ -96,7 +140,28 @@ class DirectoryGround:
 
     def untouched(self) -> bool:
         """See `Ground.untouched`; a root of many names is not looked at here."""
-        return self._began is not None and _fingerprint(self._directory / "root", _FEW) == self._began
+        return self._began is not None and self._state(_FEW) == self._began
+
+    def _state(self, most: int | None = None) -> State | None:
+        root = self._directory / "root"
+        return _fingerprint(root, most) if self._found is None else outline(root, self._found)
+
+    def keeps(self) -> bool:
+        """See `Ground.keeps`."""
+        return self._known is not None and self._found is not None and not self._known.full
+
+    def hand_on(self) -> bool:
+        """See `Ground.hand_on`: as it was, and with nothing of ours beside the root."""
+        if self._known is None or self._found is None or self._began is None or not self.untouched():
+            return False
+        try:
+            private = stat.S_IMODE(self._directory.lstat().st_mode) == 0o700
+            alone = os.listdir(self._directory) == ["root"]  # noqa: PTH208 - names are all that is wanted
+            if private and alone:
+                self._known.give(self._found, Spare(self._directory, self._began))
+            return private and alone
+        except OSError:
+            return False
 
     def trees(self) -> Mapping[bytes, Path]:
         """A copy of the root with the layers' deletions marked; empty where nothing was changed since the start."""
@@ -105,7 +170,7 @@ class DirectoryGround:
         self._stages += 1
         stage = self._directory / f"{STAGE}{self._stages}"
         try:
-            if self._began is not None and _fingerprint(self._directory / "root") == self._began:
+            if self._began is not None and self._state() == self._began:
                 stage.mkdir(mode=0o700)
                 return {b"": stage}
             changes([Path(layer) for layer in self._spec.layers], self._directory / "root", stage)
@@ -125,7 +190,7 @@ def _fingerprint(root: Path, most: int | None = None) -> bytes | None:
     found = hashlib.blake2b(digest_size=16)
     pending, names = [os.fsencode(root)], 0
     try:
-        found.update(_facts(b"", root.lstat()))
+        found.update(repr(facts(os.lstat(pending[0]))).encode())
         while pending:
             with os.scandir(pending.pop()) as entries:
                 for entry in sorted(itertools.islice(entries, most), key=lambda entry: entry.name):
@@ -133,17 +198,12 @@ def _fingerprint(root: Path, most: int | None = None) -> bytes | None:
                     if names == most:
                         return None
                     status = entry.stat(follow_symlinks=False)
-                    found.update(_facts(entry.path, status))
+                    found.update(b"\0%b\0%b" % (entry.path, repr(facts(status)).encode()))
                     if stat.S_ISDIR(status.st_mode):
                         pending.append(entry.path)
     except OSError:
         return None
     return found.digest()
-
-
-def _facts(path: bytes, of: os.stat_result) -> bytes:
-    facts = (of.st_ino, of.st_mode, of.st_size, of.st_nlink, of.st_mtime_ns, of.st_ctime_ns)
-    return b"%b\0%b\0" % (path, repr(facts).encode())
 
 
 def loopback() -> socket.socket:

@@ -73,6 +73,10 @@ class Ground(Protocol):
         """Make the directories; called once before the first start."""
         ...
 
+    def prepare_at_once(self) -> Entry | None:
+        """In the place of `prepare` where that takes a few system calls; None where a thread is to do it."""
+        ...
+
     def enter(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> Entry:
         """How a program is started in bash's place, with namespaces of its own; pure, called after `prepare`.
 
@@ -91,6 +95,17 @@ class Ground(Protocol):
 
     def untouched(self) -> bool:
         """Whether it is certain that nothing was changed since the start; at most microseconds, no thread is needed."""
+        ...
+
+    def keeps(self) -> bool:
+        """Whether the directory is to be handed on if nothing was changed; asked while it is in use."""
+        ...
+
+    def hand_on(self) -> bool:
+        """Leave the directory to another sandbox, where nothing was changed; what ran in it is gone.
+
+        False where it is to be removed. Both take microseconds, no thread is needed.
+        """
         ...
 
     def trees(self) -> Mapping[bytes, Path]:

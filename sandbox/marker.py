@@ -44,6 +44,8 @@ class BoundedOutput:
 
     def text(self) -> str:
         """Head and tail as UTF-8 with replacement, and between them a line that says how many bytes are missing."""
+        if not self._tail:
+            return self._head.decode("utf-8", "replace")
         if not self.truncated:
             return (bytes(self._head) + bytes(self._tail)).decode("utf-8", "replace")
         missing = self._total - len(self._head) - self._half

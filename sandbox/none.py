@@ -7,9 +7,11 @@ from pathlib import Path
 
 from sandbox.directory import DirectoryGround
 from sandbox.ground import Ground
+from sandbox.limits import UNBOUNDED, Bounds
 from sandbox.probe import require_programs
 from sandbox.protocols import SandboxSpec
 from sandbox.pty_backend import PtyBackend
+from sandbox.smalllayers import KnownLayers
 
 _log = logging.getLogger(__name__)
 WARNING = (
@@ -23,6 +25,10 @@ class NoneBackend(PtyBackend):
 
     name = "none"
     _warned = False
+
+    def __init__(self, scratch: Path, bounds: Bounds = UNBOUNDED) -> None:
+        super().__init__(scratch, bounds)
+        self._known = KnownLayers()
 
     async def probe(self) -> None:
         """Check that there is a bash; promises nothing else."""
@@ -38,4 +44,4 @@ class NoneBackend(PtyBackend):
             _log.warning(WARNING)
 
     def _ground(self, spec: SandboxSpec, home: Path, directory: Path) -> Ground:
-        return DirectoryGround(spec, directory)
+        return DirectoryGround(spec, directory, self._known)

@@ -11,30 +11,31 @@ class Outbox:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._unsent = memoryview(b"")
+        self._unsent: bytes | memoryview = b""
         self._waits = False
 
     def send(self, data: bytes) -> None:
         """Write it; what was not written yet of the data before is dropped."""
-        self._unsent = memoryview(data)
+        self._unsent = data
         self._flush()
 
     def close(self) -> None:
         """Forget the rest."""
-        self._unsent = memoryview(b"")
+        self._unsent = b""
         self._flush()
 
     def _flush(self) -> None:
         try:
             while self._unsent:
-                self._unsent = self._unsent[os.write(self._descriptor, self._unsent) :]
+                written = os.write(self._descriptor, self._unsent)
+                self._unsent = memoryview(self._unsent)[written:] if written < len(self._unsent) else b""
         except BlockingIOError:
             if not self._waits:
                 self._waits = True
                 asyncio.get_running_loop().add_writer(self._descriptor, self._flush)
             return
         except OSError:  # nobody reads any more
-            self._unsent = memoryview(b"")
+            self._unsent = b""
         if self._waits:
             self._waits = False
             asyncio.get_running_loop().remove_writer(self._descriptor)

@@ -1,8 +1,12 @@
 """What /proc says of one process and of this boot: the fields of its stat line, and the boot's identity."""
 
-# Nothing is imported here: the spawner process reaches this file too, and must start fast.
+# Next to nothing is imported here: the spawner process reaches this file too, and must start fast.
 
 from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
 
 PARENT, UTIME, THREADS, STARTED, RESIDENT = 1, 11, 17, 19, 21
 """Places in `stat_fields`: proc(5) counts from 1 and has two fields before these."""
@@ -25,3 +29,53 @@ def boot_id() -> str:
             return file.read().strip()
     except OSError:
         return ""
+
+
+def children_of(pid: int) -> list[int]:
+    """Process ids of the direct children; empty when the process is gone."""
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - a child stands with the thread that forked it
+            found += map(int, _read(f"/proc/{pid}/task/{thread}/children").split())
+        return found
+    except OSError:
+        found.clear()
+    for other in [int(name) for name in os.listdir("/proc") if name.isdigit()]:  # noqa: PTH208
+        with suppress(OSError, ValueError, IndexError):
+            if int(stat_fields(other)[PARENT]) == pid:
+                found.append(other)
+    return found
+
+
+def own_children() -> list[int]:
+    """As `children_of` this process, which has no other thread."""
+    try:
+        return [int(pid) for pid in _read("/proc/thread-self/children").split()]
+    except OSError:
+        return children_of(os.getpid())
+
+
+def carriers_of(token: str, roots: Iterable[int]) -> list[int]:
+    """Which of these processes and their descendants had `token` (NAME=value) in their environment at start."""
+    wanted = b"\0" + token.encode() + b"\0"
+    found, pending = [], list(roots)
+    while pending:
+        pid = pending.pop()
+        pending += children_of(pid)
+        with suppress(OSError):
+            if wanted in b"\0" + _read(f"/proc/{pid}/environ"):
+                found.append(pid)
+    return found
+
+
+def _read(path: str) -> bytes:
+    """A file of /proc, whole, in the fewest system calls: this is done several times for every shell that ends."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = part = os.read(descriptor, 65536)
+        while part:
+            part = os.read(descriptor, 65536)
+            data += part
+        return data
+    finally:
+        os.close(descriptor)

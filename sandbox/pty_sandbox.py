@@ -58,8 +58,8 @@ class PtySandbox:
         self._running: Running | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._packs = 0
-        self._made = False
-        """Whether its directory may be there."""
+        self._unchanged = False
+        """Whether nothing had been changed in it when it was packed."""
 
     @property
     def shell(self) -> Terminal:
@@ -171,7 +171,8 @@ class PtySandbox:
         self._refuse_stopped()
         await self.start()  # a sandbox that was never used has an empty layer, not none
         self._terminal.refuse_if_ended()  # what a signal from outside left half done is nobody's work
-        if self._ground.untouched():
+        self._unchanged = self._ground.untouched()
+        if self._unchanged:
             return await self._nothing()
         self._packs += 1
         target, limits = self._ground.directory / f"layer{self._packs}.tar.zst", self._ground.spec.limits
@@ -192,15 +193,18 @@ class PtySandbox:
     ) -> None:
         await self.stop()
 
+    async def _lay_out(self) -> Entry:
+        if (entry := self._ground.prepare_at_once()) is None:
+            entry = await asyncio.to_thread(self._ground.prepare)
+        self._entry = entry
+        if self._stopping is not None:  # its directory was made once more
+            await asyncio.to_thread(remove_tree, self._ground.directory)
+        self._refuse_stopped()
+        return entry
+
     async def _launch(self) -> Spawned:
         self._refuse_stopped()
-        if self._entry is None:
-            self._made = True
-            self._entry = await asyncio.to_thread(self._ground.prepare)
-            if self._stopping is not None:  # its directory was made once more
-                await asyncio.to_thread(remove_tree, self._ground.directory)
-            self._refuse_stopped()
-        entry = self._entry
+        entry = self._entry or await self._lay_out()
         spawned = await self._spawner.spawn(
             entry.argv, env=entry.env, cwd=entry.cwd, timeout_s=self._ground.spec.limits.start_s,
             light=self._ground.token is not None,  # what is started is bash itself
@@ -246,7 +250,7 @@ class PtySandbox:
 
     async def _place(self) -> Place:
         self._refuse_stopped()
-        await self.start()
+        await self._begin()
         process, entry = self._terminal.process, self._entry
         if process is None or entry is None:
             raise SandboxError("the sandbox has stopped", boundary="python")
@@ -257,23 +261,40 @@ class PtySandbox:
             next(iter(self._ground.workspace()), "/"), str(self._ground.directory),
         )  # fmt: skip
 
+    async def _begin(self) -> None:
+        """As `start`, but without waiting until a command ends that another runs: the sandbox is there beside it."""
+        starting = asyncio.ensure_future(self._terminal.start())
+        prompted = asyncio.ensure_future(self._terminal.prompted.wait())
+        try:
+            await asyncio.wait((starting, prompted), return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+        finally:
+            starting.cancel()
+            prompted.cancel()
+
     async def _root(self) -> Path:
         self._refuse_stopped()
-        await self.start()
+        await self._begin()
         process = self._terminal.process
         if process is None:
             raise SandboxError("the sandbox has stopped", boundary="files")
         return self._ground.root(process.pid)
 
     async def _stop(self) -> None:
+        keeps = self._running is None and self._exceeded is None and self._ground.keeps()
+        keeps = keeps and (self._unchanged or self._ground.untouched())
         try:
             try:
-                await self._end_tools(self._ground.directory if self._running is None else None)
+                await self._end_tools(None if keeps or self._running is not None else self._ground.directory)
             finally:
                 if self._running is not None:
                     await self._running.end()
+        except BaseException:  # something may still be there; raised again
+            keeps = False
+            raise
         finally:
-            gone = not self._made or not self._ground.directory.exists()
+            gone = (keeps and self._ground.hand_on()) or not self._ground.directory.exists()
             gone = gone or await asyncio.to_thread(remove_tree, self._ground.directory)
             self._on_stop(self)
         if not gone:

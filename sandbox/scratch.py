@@ -112,21 +112,26 @@ def remove_tree(path: Path) -> bool:
     return True
 
 
-def remove_few(path: Path, most: int = 64) -> None:
-    """Remove a directory that holds at most so many names, whatever their depth; a larger one stays as it is."""
-    pending, names = [os.fspath(path)], 0
+def remove_few(path: str, most: int = 64) -> None:
+    """Remove a directory that holds at most so many names, whatever their depth; a larger one stays as it is.
+
+    For what nobody uses any more, and in the fewest system calls: it is done for every sandbox. What cannot be read or
+    removed stays: who waits for its end removes that in its own time.
+    """
+    directories, names = [path], list[str]()
     try:
-        while pending:
-            with os.scandir(pending.pop()) as entries:
+        for directory in directories:  # which grows meanwhile
+            with os.scandir(directory) as entries:
                 for entry in entries:
-                    names += 1
-                    if names > most:
+                    (directories if entry.is_dir(follow_symlinks=False) else names).append(entry.path)
+                    if len(directories) + len(names) > most + 1:
                         return
-                    if entry.is_dir(follow_symlinks=False):
-                        pending.append(entry.path)
-    except OSError:  # gone, or nothing that can be read: who waits for its end removes it in its own time
+        for name in names:
+            os.unlink(name)  # noqa: PTH108 - text is all there is
+        for directory in reversed(directories):
+            os.rmdir(directory)  # noqa: PTH106
+    except OSError:  # gone, or without permissions
         return
-    remove_tree(path)
 
 
 def _removed(name: str, directory: int) -> bool:

@@ -11,7 +11,7 @@ __rm_state() {
   set +eux -f
   printf '\036\n'
   for n in $(compgen -e); do
-    case $n in PS1|PWD|OLDPWD|SHLVL|_|ROLLMILL_*) ;; *) printf '%s=%q\n' "$n" "${!n}";; esac
+    case $n in PS1|PWD|OLDPWD|SHLVL|_|__rm_*|ROLLMILL_*) ;; *) printf '%s=%q\n' "$n" "${!n}";; esac
   done
   printf '\036\n'
   printf '%q\n' "$(shopt -p)"
@@ -34,7 +34,7 @@ __rm_end $__rm_s
 
 _RESTORE = r"""
 for __rm_n in $(compgen -e); do
-  case $__rm_n in PS1|PWD|OLDPWD|SHLVL|_|ROLLMILL_*) ;; *) unset -v "$__rm_n";; esac
+  case $__rm_n in PS1|PWD|OLDPWD|SHLVL|_|__rm_*|ROLLMILL_*) ;; *) unset -v "$__rm_n";; esac
 done
 unset __rm_n
 """

@@ -26,7 +26,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ import ptyprocess
 from sandbox.joining import COMMAND_FD, join, join_terminal, listen
 from sandbox.leftovers import VARIABLE
 from sandbox.preparing import LIMITS, REPORT_FD, WORKERS_SIGNALS, become, limit, prepare, prepare_shell, start_light
-from sandbox.procfields import PARENT, stat_fields
+from sandbox.procfields import carriers_of, children_of, own_children
 from sandbox.scratch import remove_few, remove_tree
 
 MESSAGE_BYTES = 192 * 1024
@@ -46,36 +45,6 @@ WORKER_DIED = signal.SIGRTMIN + 7
 """What the kernel sends when the worker dies; other signals (TERM, INT, USR1, USR2) mean the worker."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-def children_of(pid: int) -> list[int]:
-    """Process ids of the direct children; empty when the process is gone."""
-    found: list[int] = []
-    try:
-        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - a child stands with the thread that forked it
-            with open(f"/proc/{pid}/task/{thread}/children", "rb", buffering=0) as file:
-                found += map(int, file.read().split())
-        return found
-    except OSError:
-        found.clear()
-    for other in [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]:
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            if int(stat_fields(other)[PARENT]) == pid:
-                found.append(other)
-    return found
-
-
-def carriers_of(token: str, roots: Iterable[int]) -> list[int]:
-    """Which of these processes and their descendants had `token` (NAME=value) in their environment at start."""
-    wanted = b"\0" + token.encode() + b"\0"
-    found, pending = [], list(roots)
-    while pending:
-        pid = pending.pop()
-        pending += children_of(pid)
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
-            if wanted in b"\0" + file.read():
-                found.append(pid)
-    return found
 
 
 def _kill(pid: int) -> None:
@@ -111,6 +80,9 @@ class Spawner:
         self._ending: dict[int, str | None] = {}  # pid that was killed -> the token of what goes with it
         self._removing: dict[int, str | None] = {}  # pid that was killed -> the directory that goes with it
         self._environments: dict[int, dict[str, str]] = {}
+        # The terminals' masters, held until their shells are gone: one that is hung up when the worker closes its side
+        # ends by itself, before its kill and what goes with that are read; and the last to close one waits for it.
+        self._terminals: dict[int, int] = {}
         self._owned: list[Path] = []
         self._processes: int | None = None
 
@@ -119,14 +91,15 @@ class Spawner:
         poll = select.poll()
         poll.register(self._link, select.POLLIN)
         poll.register(wakeup, select.POLLIN)
+        buffer = bytearray(MESSAGE_BYTES)  # one for all: making it is a mapping, a fault and an unmapping each time
         while True:
             for fd, _ in poll.poll():
                 if fd == wakeup:
                     if WORKER_DIED in os.read(wakeup, 4096):
                         return
                     self._reap()
-                elif packet := self._link.recv(MESSAGE_BYTES):
-                    self._handle(json.loads(packet))
+                elif size := self._link.recv_into(buffer):
+                    self._handle(json.loads(buffer[:size]))
                 else:
                     return
 
@@ -168,6 +141,7 @@ class Spawner:
             self._begun(pid, message)
             answer = json.dumps({"id": message["id"], "pid": pid}).encode()
             socket.send_fds(self._link, [answer], [master, pipe_write])
+            self._terminals[pid], master = master, -1
         except Exception as error:  # noqa: BLE001 - ptyprocess raises what the child wrote, of any class: the worker is told
             self._send({"id": message["id"], "error": f"{type(error).__name__}: {error}"})
         finally:
@@ -259,7 +233,7 @@ class Spawner:
         """
         name, _, value = token.partition("=")
         mine = [pid for pid in self._started if self._environments.get(pid, {}).get(name) == value]
-        return carriers_of(token, {*mine, *(set(children_of(os.getpid())) - self._started.keys())})
+        return carriers_of(token, {*mine, *(set(own_children()) - self._started.keys())})
 
     def _reap(self) -> None:
         while True:
@@ -272,7 +246,7 @@ class Spawner:
             if pid in self._started:
                 self._statuses[pid] = os.waitstatus_to_exitcode(status)
                 # Its children are ours by now, but for those that it had reaped itself.
-                children = set(children_of(os.getpid()))
+                children = set(own_children())
                 self._started[pid] &= children
                 if token := self._ending.pop(pid, None):  # what it started in its last moment is ours by now
                     left = carriers_of(token, children - self._started.keys())
@@ -281,13 +255,15 @@ class Spawner:
                         _kill(carrier)
                 if pid in self._executed:
                     self._started[pid] |= self._end_session(pid, self._executed.pop(pid), children)
-            for waiting in self._started.values():
+            for waiting in filter(None, self._started.values()):
                 waiting.discard(pid)
                 waiting -= {one for one in waiting if not Path(f"/proc/{one}").exists()}  # others have reaped them
-            for ended in [p for p, left in self._started.items() if p in self._statuses and not left]:
+            for ended in [pid for pid in self._statuses if not self._started[pid]]:
                 del self._started[ended], self._environments[ended]
+                if (master := self._terminals.pop(ended, -1)) >= 0:
+                    os.close(master)
                 if place := self._removing.pop(ended, None):
-                    remove_few(Path(place))
+                    remove_few(place)
                 self._send({"exit": ended, "status": self._statuses.pop(ended)})
 
     def _end_session(self, session: int, token: str | None, children: set[int]) -> set[int]:

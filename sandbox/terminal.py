@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets
 import signal
-import termios
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -16,15 +14,16 @@ from sandbox.bashtext import NONCE_CHARS, command_packet, setup_packet, setup_sc
 from sandbox.errors import SandboxError, ShellDied
 from sandbox.foreground import signal_foreground
 from sandbox.marker import BoundedOutput, Marker, MarkerScanner
+from sandbox.modes import Modes
 from sandbox.outbox import Outbox
 from sandbox.protocols import CommandResult, SandboxLimits, ShellState
 from sandbox.shellstate import STATE_COMMAND, moved, read_state
 from sandbox.spawn_client import SpawnClient
 from sandbox.started import Spawned, exit_code
 
-_READ_BYTES = 64 * 1024
+_READ_BYTES = 4096  # a terminal gives at most 4095 bytes a read
 _READS_A_TURN = 16  # then other callbacks have their turn: a shell that floods must not starve the loop
-_FULL_READ = 4000  # a terminal gives at most 4095 bytes a read; less was all that there was
+_FULL_READ = 4000  # less was all that there was
 _KILL_EVERY_S = 0.05
 TIMED_OUT_EXIT = 124
 _STATE_BYTES = 16 * 1024 * 1024  # more than the kernel lets a process hand on
@@ -60,9 +59,10 @@ class Terminal:
         self._cwd, self._first = first.cwd, first if state else None
         self.lock = asyncio.Lock()  # its holder alone starts a shell or uses one
         self._process: Spawned | None = None
+        self.prompted = asyncio.Event()  # set while a shell lives that has been at a prompt
         self._started, self._lost, self._ended_by, self._own_group = False, False, "", 0
         self.ended_for: SandboxError | None = None
-        self._modes: list[int | list[bytes | int]] = []
+        self._modes: Modes | None = None
         self._output = BoundedOutput(limits.output_bytes)
         # The command in flight: its scanner until it has ended, then its marker (None: the shell ended instead).
         self._scanner: MarkerScanner | None = None
@@ -118,7 +118,7 @@ class Terminal:
         started = time.perf_counter()
         restarted = await self._ready()
         try:
-            packet, line = command_packet(command, nonce := secrets.token_hex(NONCE_CHARS // 2))
+            packet, line = command_packet(command, nonce := os.urandom(NONCE_CHARS // 2).hex())
         except ValueError as error:
             return CommandResult(2, f"{error}\n", self._cwd, 0.0, restarted=restarted)
         self._cancelled = True  # until the contrary is known: a cancelled call leaves its command running
@@ -164,7 +164,7 @@ class Terminal:
             # A shell that is started again has the sandbox's own variables.
             first = None if self._started else self._first
             script = setup_script(self._workspace, self._cwd, first, in_job="SLURM_JOB_ID" in os.environ)
-            packet, line = setup_packet(script, nonce := secrets.token_hex(NONCE_CHARS // 2))
+            packet, line = setup_packet(script, nonce := os.urandom(NONCE_CHARS // 2).hex())
             self._send(packet, nonce, line)
             ended = await self._wait(self._limits.start_s)
         except asyncio.CancelledError:
@@ -175,12 +175,13 @@ class Terminal:
             said = self._output.text().strip()[-2000:] or "(nothing)"
             await self.kill()
             what = "ended before its first prompt" if ended else f"gave no prompt within {self._limits.start_s} s"
-            raise ShellDied(f"the shell {what}; the terminal said: {said}", boundary="start")
+            raise self.ended_for or ShellDied(f"the shell {what}; the terminal said: {said}", boundary="start")
         self._own_group = os.tcgetpgrp(process.master)
-        self._modes = termios.tcgetattr(process.master)
+        self._modes = Modes(process.master)
         if self._token is None:  # with one the process is bash itself, which has started nothing yet
             self._spawner.settle(process.pid)
         self._started = True
+        self.prompted.set()
         self._accept(marker)
 
     async def _ready(self) -> bool:
@@ -236,10 +237,9 @@ class Terminal:
             return
         if self._commands is not None:
             self._commands.send(packet)
-        with contextlib.suppress(OSError, termios.error):  # a dead shell: its exit ends the wait
-            # A program may have left echo on, or the terminal raw. Setting wakes bash up, so it is done only then.
-            if self._modes and termios.tcgetattr(process.master) != self._modes:
-                termios.tcsetattr(process.master, termios.TCSANOW, self._modes)
+        with contextlib.suppress(OSError):  # a dead shell: its exit ends the wait
+            if self._modes is not None:
+                self._modes.restore()
             os.write(process.master, line)
 
     async def _wait(self, timeout_s: float) -> bool:
@@ -266,8 +266,8 @@ class Terminal:
         self._timer = None
         if self._waiter is not None and loop.time() < self._deadline:
             self._set_timer(loop)
-        elif self._waiter is not None:
-            _wake(self._waiter)
+        else:
+            self._wake()
 
     async def _end_command(self) -> None:
         """Interrupt what runs, then kill it; leaves no marker where the shell itself has to go."""
@@ -316,12 +316,16 @@ class Terminal:
 
     def _end(self, marker: Marker | None) -> None:
         self._scanner, self._marker = None, marker
-        if self._waiter is not None:
-            _wake(self._waiter)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def _on_exit(self, process: Spawned) -> None:
         if process is not self._process:
             return
+        self.prompted.clear()
         if self._holds:  # what is outside of the namespaces cannot be signalled by anything in them
             status = process.exited.result()
             self._ended_by = f"signal {-status}" if status < 0 else "a signal" if self._torn() else ""
@@ -334,6 +338,7 @@ class Terminal:
     def _drop(self, process: Spawned, remove: Path | None = None) -> None:
         """Kill it and close this side of its terminal."""
         self._process = None
+        self.prompted.clear()
         self._spawner.kill(process.pid, self._token, remove)
         asyncio.get_running_loop().remove_reader(process.master)
         if self._commands is not None:
@@ -343,8 +348,3 @@ class Terminal:
             self._timer.cancel()
             self._timer = None
         self._end(None)
-
-
-def _wake(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)

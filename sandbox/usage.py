@@ -27,12 +27,13 @@ STAGE = "stage"
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process as /proc/PID/stat shows it; CPU time with that of the children that it has waited for."""
+    """One process as /proc/PID/stat shows it; `cpu_s` with the time of the children that it has waited for."""
 
     parent: int
     cpu_s: float
     threads: int
     resident_bytes: int
+    own_s: float = 0.0
 
 
 def processes() -> dict[int, Process]:
@@ -42,9 +43,10 @@ def processes() -> dict[int, Process]:
         if name.isdigit():
             with suppress(OSError, ValueError, IndexError):
                 fields = stat_fields(name)
-                cpu = sum(map(int, fields[UTIME : UTIME + 4])) / _TICKS
-                resident = int(fields[RESIDENT]) * _PAGE
-                found[int(name)] = Process(int(fields[PARENT]), cpu, int(fields[THREADS]), resident)
+                user, system, *waited_for = map(int, fields[UTIME : UTIME + 4])
+                own, resident = (user + system) / _TICKS, int(fields[RESIDENT]) * _PAGE
+                cpu = own + sum(waited_for) / _TICKS
+                found[int(name)] = Process(int(fields[PARENT]), cpu, int(fields[THREADS]), resident, own)
     return found
 
 

@@ -30,6 +30,7 @@ from sandbox.usage import (
     shared_once,
     written,
 )  # fmt: skip
+from sandbox.yielding import Yielding
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +123,8 @@ class Watchdog:
         self._seen: dict[Watched, _Seen] = {}
         self._task: asyncio.Task[None] | None = None
         self._memory_device = memory_device()
+        self._yielding = Yielding()
+        self._used_last, self._there_last = _NOTHING, frozenset[Watched]()  # at the last look
         self._thread: ThreadPoolExecutor | None = None
 
     def ensure(self) -> None:
@@ -156,8 +159,11 @@ class Watchdog:
         for gone in self._seen.keys() - set(those):  # one whose shell has just ended is remembered: another follows
             del self._seen[gone]
         roots = {one: tuple(one.roots) for one in those if one.roots and one.bounds.watched}
-        for one in roots.keys() - self._seen.keys():
-            self._seen[one] = _Seen(time.monotonic())
+        now = time.monotonic()
+        for one in roots.keys() - self._seen.keys():  # who was not there at the last look has written nothing before it
+            new = one not in self._there_last
+            self._seen[one] = _Seen(now, looked_at=now, used_then=self._used_last) if new else _Seen(now)
+        self._there_last = frozenset(those)
         if not roots:
             return 0.0
         found, cost_s = await asyncio.get_running_loop().run_in_executor(self._thread, self._look, roots)
@@ -171,7 +177,8 @@ class Watchdog:
         started = time.thread_time()
         table = processes()
         family = families(table, {pid for pids in roots.values() for pid in pids})
-        used = self._used()
+        self._yielding.look(family, table)
+        used = self._used_last = self._used()
         found = {}
         for one, pids in roots.items():
             try:

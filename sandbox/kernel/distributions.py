@@ -28,10 +28,10 @@ WARMED = (
     "ipykernel.kernelapp", "ipykernel.ipkernel", "ipykernel.zmqshell", "ipykernel.subshell_manager", "IPython",
     "IPython.core.interactiveshell", "IPython.core.completer", "IPython.core.pylabtools", "matplotlib_inline.config",
     "matplotlib_inline.backend_inline", "pygments.lexers.python", "pygments.formatters.terminal256",
-    "pygments.styles.default", "stack_data", "zmq.eventloop.zmqstream", "tornado.platform.asyncio",
+    "pygments.styles.default", "stack_data", "zmq.eventloop.zmqstream", "tornado.platform.asyncio", "tornado.queues",
+    "ipykernel.debugger", "IPython.core.debugger", "IPython.core.completerlib", "IPython.core.logger",
+    "IPython.core.oinspect", "IPython.extensions.storemagic", "traitlets.config.argcomplete_config",
 )  # fmt: skip
-FIRST = frozenset({"kernelapp", "ipkernel", "zmqshell", "zmqstream"})
-"""Modules that tell whether compiled files are there."""
 DONE = ".complete"
 
 
@@ -72,7 +72,7 @@ def build(target: Path) -> None:
         for file in distribution.files or ()
         if not {"..", "__pycache__", "tests"} & set(file.parts) and not file.is_absolute()
     ]
-    spare = warm() if any(_compiled(source) is None for source, _ in files if source.stem in FIRST) else set()
+    spare = warm()
     for source, place in files:
         if source.is_file():
             _link(source, place)
@@ -85,9 +85,13 @@ def build(target: Path) -> None:
 
 
 def inventory(directory: Path) -> str:
-    """A digest of the names and sizes of all files below, but for the mark of completeness that holds it."""
+    """A digest of the names and sizes of all files below, but for the mark of completeness that holds it.
+
+    Compiled files are left out: a kernel that nothing isolates writes further ones there.
+    """
     found = []
-    for place, _, names in os.walk(directory):
+    for place, below, names in os.walk(directory):
+        below[:] = [one for one in below if one != "__pycache__"]
         at = os.path.relpath(place, directory)
         found += [f"{at}/{name} {os.lstat(f'{place}/{name}').st_size}" for name in names if name != DONE]
     return hashlib.sha256("\n".join(sorted(found)).encode("utf-8", "surrogateescape")).hexdigest()

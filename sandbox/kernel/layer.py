@@ -28,6 +28,8 @@ _MAIN = "import sys; sys.path.append(sys.argv.pop(1)); from sandbox.kernel.distr
 _DEADLINE_S = 120.0
 """Two seconds of work on an idle core: 900 files to link, 400 modules to compile."""
 _LOOK_S = 0.05
+_FORM = "2"
+"""Of the directory; another number for another inventory or other compiled files."""
 SHARED = Path(sys.prefix) / "share/rollmill"
 """Beside what it is made of: its files are links, and whoever may write there could change them anyway."""
 
@@ -127,7 +129,7 @@ class KernelLayer:
 def _name() -> str:
     """Of the layer: another one for other versions of what it is made of."""
     parts = [f"{one.name} {one.version} {one.locate_file('')}" for one in needed()]
-    return "kernel-" + hashlib.sha256("\n".join([sys.version, *sorted(parts)]).encode()).hexdigest()[:16]
+    return "kernel-" + hashlib.sha256("\n".join([_FORM, sys.version, *sorted(parts)]).encode()).hexdigest()[:16]
 
 
 def _is_whole(directory: Path, *, private: bool) -> bool:

@@ -16,6 +16,7 @@ COPIED = ("conf", "sandbox", "stages", "workflows", "launch", "tests")
 LEDGER = "tests/unit/ledger/test_parity_ledger.py"
 WORKERS = "tests/integration/test_parity_workers.py"
 SANDBOXES = "tests/integration/test_parity_sandboxes.py"
+READING = "tests/unit/stages_files/test_parity_reading.py"
 KILL = "tests/unit/stages_files/test_parity_kill.py"
 STUCK = "tests/unit/launch/test_parity_stuck.py"
 FLEET = "tests/unit/router/test_parity_fleet.py"
@@ -28,6 +29,7 @@ ANSWERS = "tests/unit/launch/slurm/test_parity_answers.py"
 ENGINES = "tests/unit/model/test_parity_engines.py"
 TRAIN = "tests/unit/workflows_train/test_loop.py"
 GATEWAY = "tests/unit/stages_gateway/test_chains.py"
+STREAMS = "tests/unit/stages_gateway/test_streams.py"
 HTTP = "tests/unit/stages_http/test_http_client.py"
 PLAIN = "tests/unit/sandbox/test_directory.py"
 
@@ -62,7 +64,7 @@ MUTANTS = (
         " and method in _REPEATED:", ":", HTTP, "changes_nothing",
     ),
     Mutant(
-        "plain_a_change_that_hides_its_time_is_not_packed", "sandbox/directory.py",
+        "plain_a_change_that_hides_its_time_is_not_packed", "sandbox/smalllayers.py",
         "of.st_mtime_ns, of.st_ctime_ns)", "of.st_mtime_ns)", PLAIN, "hides_its_time",
     ),
     Mutant(
@@ -81,6 +83,16 @@ MUTANTS = (
         "gateway_a_bad_rollout_can_be_taken_back", "stages/gateway/session.py",
         "        except RecursionError as error:", "        except ZeroDivisionError as error:",
         GATEWAY, "too_deep_or_out_of_vocabulary",
+    ),
+    Mutant(
+        "gateway_streams_show_what_may_still_change", "stages/gateway/live.py",
+        "end = min(end, found, _start_of(mark, self._pending))", "end = min(end, found)",
+        STREAMS, "may_become_something_else",
+    ),
+    Mutant(
+        "gateway_what_was_shown_is_sampled_anew", "stages/hearing.py",
+        "        if self._listener.retract(count):\n", "        if self._listener.retract(count) or count:\n",
+        STREAMS, "nobody_was_shown",
     ),
     Mutant(
         "b01_a_fault_ends_the_worker", WORKER,
@@ -343,6 +355,19 @@ MUTANTS = (
     Mutant(
         "b28_a_wrong_crc_passes", "stages/ranges.py", "    if actual != crc32:\n", "    if False:\n",
         KILL, "b28_a_range",
+    ),
+    Mutant(
+        "b30_a_newer_schema_is_read_all_the_same", "stages/shards/mapped.py",
+        "            check_version(self.path, schema)\n", "", READING, "b30_a_reader",
+    ),
+    Mutant(
+        "b30_a_newer_index_is_read_all_the_same", "stages/shards/index.py",
+        "        if version > INDEX_VERSION:\n", "        if not version:\n", READING, "b30_the_index",
+    ),
+    Mutant(
+        "b31_one_shell_of_a_worker_at_a_time", "sandbox/terminal.py",
+        "        self.lock = asyncio.Lock()  #", '        self.lock = globals().setdefault("_ONE", asyncio.Lock())  #',
+        ISOLATION, "b31 and none",
     ),
     Mutant(
         "b32_retries_outlive_the_deadline", MACHINE,

@@ -41,6 +41,20 @@ def test_state_lives_from_command_to_command(name: str, tmp_path: Path) -> None:
     assert not any(result.restarted or result.timed_out or result.truncated for result in results)
 
 
+def test_files_are_there_beside_a_command_that_runs(name: str, tmp_path: Path) -> None:
+    async def body(sandbox: Sandbox) -> CommandResult:
+        running = asyncio.create_task(
+            sandbox.shell.run("echo now >began; until [ -s go ]; do sleep 0.05; done; cat go")
+        )
+        async with asyncio.timeout(20):
+            while "began" not in [entry.name for entry in await sandbox.files.list("/work")]:
+                await asyncio.sleep(0.02)
+        await sandbox.files.write("/work/go", "went\n")
+        return await running
+
+    assert in_sandbox(name, tmp_path, body).output == "went\n"
+
+
 def test_the_shell_starts_in_the_workspace(name: str, tmp_path: Path) -> None:
     async def body(sandbox: Sandbox) -> CommandResult:
         return await sandbox.shell.run("pwd; [ -d ../b/c ] && echo both")
@@ -219,6 +233,13 @@ def test_what_a_command_does_to_the_shell_does_not_break_it(name: str, tmp_path:
 def test_redirected_output_stays_redirected(name: str, tmp_path: Path) -> None:
     results = run_all(name, tmp_path, "exec 5>&1 >captured", "echo hidden", "exec >&5", "cat captured")
     assert [result.output for result in results] == ["", "", "", "hidden\n"]
+
+
+def test_descriptors_that_a_command_opens_stay_open_and_ours_are_not_inherited(name: str, tmp_path: Path) -> None:
+    results = run_all(
+        name, tmp_path, "exec 9>held 8<held", "echo kept >&9", "read kept <&8; echo $kept; ls /proc/self/fd"
+    )
+    assert results[2].output.split() == ["kept", "0", "1", "2", "3", "8", "9"]  # 3 is what `ls` reads
 
 
 def test_commands_of_one_shell_queue_up(name: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import socket
@@ -12,8 +13,11 @@ import time
 from pathlib import Path
 from typing import IO
 
+import pytest
+
 from sandbox.protocols import Sandbox, SandboxSpec
 from tests.integration.sandbox.grounds import QUICK, backend_named, in_sandbox
+from tests.support.waiting import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 ATTEMPTS = 32
@@ -42,6 +46,28 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+@pytest.mark.parametrize("name", ["bubblewrap", "none"])
+def test_b31_the_shells_of_a_worker_wait_side_by_side(name: str, tmp_path: Path) -> None:
+    """Each of 32 commands ends only after all of them have begun: one after another none would."""
+
+    async def scenario() -> list[str]:
+        async with backend_named(name, tmp_path) as backend, contextlib.AsyncExitStack() as stack:
+            boxes = [await stack.enter_async_context(backend.create(SandboxSpec())) for _ in range(ATTEMPTS)]
+            wait = "mkfifo never; echo >began; until [ -e go ]; do read -t 0.5 <>never; done; sleep 1; echo woke"
+            running = [asyncio.create_task(box.shell.run(wait, 120.0)) for box in boxes]
+            for box in boxes:
+                await eventually(lambda box=box: _there(box, "began"), "every command has begun", 15.0)
+            for box in boxes:
+                await box.files.write("/work/go", b"")
+            return [result.output for result in await asyncio.gather(*running)]
+
+    assert asyncio.run(scenario()) == ["woke\n"] * ATTEMPTS
+
+
+async def _there(box: Sandbox, name: str) -> bool:
+    return name in [entry.name for entry in await box.files.list("/work")]
 
 
 def test_b17_attempts_of_one_task_on_one_node_do_not_clash(isolating: str, tmp_path: Path) -> None:

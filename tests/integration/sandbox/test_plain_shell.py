@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import sandbox.pty_sandbox
 from sandbox.errors import SpawnerError
 from sandbox.limits import Bounds
 from sandbox.none import NoneBackend
@@ -95,3 +96,21 @@ async def test_a_workspace_is_packed_when_anything_in_it_was_changed(tmp_path: P
         assert (await sandbox.shell.run(change or ":")).exit_code == 0
         packed = await sandbox.pack(paths=("/workspace",))
     assert (packed.entries > 0) == (change not in {"", "cat kept"})
+
+
+async def test_a_small_directory_goes_with_its_shell_however_many_end_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[Path] = []
+
+    def remove_tree(path: Path) -> bool:
+        left.append(path)
+        return True
+
+    monkeypatch.setattr(sandbox.pty_sandbox, "remove_tree", remove_tree)
+    async with NoneBackend(tmp_path) as backend:
+        shells = [backend.create(SPEC) for _ in range(12)]
+        for each in await asyncio.gather(*(one.shell.run("echo here > note; pwd") for one in shells)):
+            assert each.exit_code == 0
+        await asyncio.gather(*(one.stop() for one in shells))
+        assert left == [] and not [one for one in shells if one.directory.exists()]

@@ -11,9 +11,9 @@ import pytest
 
 from sandbox.errors import ShellDied
 from sandbox.layers import unpack
+from sandbox.procfields import children_of
 from sandbox.protocols import PackedLayer, SandboxBackend, SandboxSpec, ShellState
 from sandbox.pty_sandbox import PtySandbox
-from sandbox.spawner import children_of
 from tests.integration.sandbox.grounds import BACKENDS, ISOLATING, QUICK, backend_named, image_directory
 
 BROKEN = "'f() {'\n'g() { echo g; }'\n"

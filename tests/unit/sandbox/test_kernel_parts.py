@@ -8,6 +8,7 @@ import json
 import os
 import random
 import struct
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,8 @@ def test_a_kernel_is_taken_only_whole_and_from_where_nobody_else_may_write(tmp_p
     (made / "module.py").write_text("1\n")
     assert not _is_whole(made, private=True)
     (made / DONE).write_text(inventory(made))
+    (made / "__pycache__").mkdir()
+    (made / "__pycache__/module.pyc").touch()
     assert _is_whole(made, private=True)
     for open_to_others in (made, made.parent):
         open_to_others.chmod(0o777)
@@ -235,3 +238,18 @@ async def test_a_lock_that_cannot_be_had_is_passed_over(tmp_path: Path) -> None:
     async with _alone(tmp_path / "lock"):
         entered = True
     assert entered
+
+
+def test_a_kernel_loads_no_client_and_its_user_can() -> None:
+    code = """
+import sys
+from sandbox.kernel.program import thin_client
+thin_client()
+import ipykernel.kernelapp
+assert "jupyter_client.session" in sys.modules and "jupyter_client.manager" not in sys.modules
+import jupyter_client
+from jupyter_client import AsyncKernelClient
+jupyter_client.KernelManager, jupyter_client.session.Session, jupyter_client.__version__
+assert not hasattr(jupyter_client, "no_such_name")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(program.__file__).parents[2])

@@ -139,3 +139,39 @@ def test_the_time_of_a_shell_that_has_ended_still_counts(tmp_path: Path, monkeyp
         await dog.close()
 
     asyncio.run(scenario())
+
+
+def test_who_began_after_a_look_is_looked_into_when_the_disk_has_grown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "processes", lambda: {7: Process(1, 0.0, 1, 0)})
+    used, into = [watchdog.Used(0, 100, 0)], list[Path]()
+
+    def look_into(directory: Path, *_: int) -> tuple[int, int]:
+        into.append(directory)
+        return 0, 0
+
+    monkeypatch.setattr(Watchdog, "_used", lambda _: used[0])
+    monkeypatch.setattr(watchdog, "written", look_into)
+    there = [Looked(tmp_path / "first", Bounds(files=40)), Looked(tmp_path / "waits", Bounds(files=40))]
+    there[1].roots = set()
+
+    async def looked() -> set[str]:
+        into.clear()
+        await dog._look_once()
+        return {directory.name for directory in into}
+
+    async def scenario() -> None:
+        dog._thread = watchdog.ThreadPoolExecutor(1)
+        assert await looked() == {"first"}
+        there.append(Looked(tmp_path / "later", Bounds(files=40)))
+        there[1].roots = {7}
+        assert await looked() == {"waits"}  # it may have written before the last look
+        used[0] = watchdog.Used(0, 109, 0)
+        assert await looked() == set()
+        used[0] = watchdog.Used(0, 110, 0)
+        assert await looked() == {"later"}
+        await dog.close()
+
+    dog = Watchdog(tmp_path, lambda: there, pace_s=0.001)
+    asyncio.run(scenario())
