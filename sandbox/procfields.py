@@ -5,11 +5,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 
-PARENT, UTIME, THREADS, STARTED, RESIDENT = 1, 11, 17, 19, 21
+STATE, PARENT, UTIME, THREADS, STARTED, RESIDENT, ENVIRONMENT_END = 0, 1, 11, 17, 19, 21, 48
 """Places in `stat_fields`: proc(5) counts from 1 and has two fields before these."""
+
+_LOOKS, _LOOK_EVERY_S = 50, 0.001
 
 
 def stat_fields(pid: int | str) -> list[bytes]:
@@ -56,16 +59,28 @@ def own_children() -> list[int]:
 
 
 def carriers_of(token: str, roots: Iterable[int]) -> list[int]:
-    """Which of these processes and their descendants had `token` (NAME=value) in their environment at start."""
+    """Which of these processes and their descendants had `token` (NAME=value) in their environment at start.
+
+    One that is amid an exec shows none: it is looked at again until it is through.
+    """
     wanted = b"\0" + token.encode() + b"\0"
     found, pending = [], list(roots)
     while pending:
         pid = pending.pop()
         pending += children_of(pid)
         with suppress(OSError):
-            if wanted in b"\0" + _read(f"/proc/{pid}/environ"):
+            if wanted in b"\0" + _environment(pid):
                 found.append(pid)
     return found
+
+
+def _environment(pid: int) -> bytes:
+    for _ in range(_LOOKS):
+        data = _read(f"/proc/{pid}/environ")
+        if data or (fields := stat_fields(pid))[STATE] in b"ZX" or fields[ENVIRONMENT_END] != b"0":
+            break
+        time.sleep(_LOOK_EVERY_S)
+    return data
 
 
 def _read(path: str) -> bytes:

@@ -248,23 +248,33 @@ class Spawner:
                 # Its children are ours by now, but for those that it had reaped itself.
                 children = set(own_children())
                 self._started[pid] &= children
-                if token := self._ending.pop(pid, None):  # what it started in its last moment is ours by now
-                    left = carriers_of(token, children - self._started.keys())
-                    self._started[pid] |= set(left)
-                    for carrier in left:
-                        _kill(carrier)
+                if pid in self._ending:
+                    for child in self._started[pid]:
+                        _kill(child)
                 if pid in self._executed:
                     self._started[pid] |= self._end_session(pid, self._executed.pop(pid), children)
             for waiting in filter(None, self._started.values()):
                 waiting.discard(pid)
                 waiting -= {one for one in waiting if not Path(f"/proc/{one}").exists()}  # others have reaped them
             for ended in [pid for pid in self._statuses if not self._started[pid]]:
+                if self._left_anything(ended):
+                    continue
                 del self._started[ended], self._environments[ended]
                 if (master := self._terminals.pop(ended, -1)) >= 0:
                     os.close(master)
                 if place := self._removing.pop(ended, None):
                     remove_few(place)
                 self._send({"exit": ended, "status": self._statuses.pop(ended)})
+
+    def _left_anything(self, ended: int) -> bool:
+        """Whether what was killed had started more in its last moments, which is ours by now; it is killed as well."""
+        if (token := self._ending.pop(ended, None)) is None:
+            return False
+        if left := carriers_of(token, set(own_children()) - self._started.keys()):
+            self._started[ended], self._ending[ended] = set(left), token  # these may have, too
+            for carrier in left:
+                _kill(carrier)
+        return bool(left)
 
     def _end_session(self, session: int, token: str | None, children: set[int]) -> set[int]:
         """SIGKILL what an executed program left, and return it: processes of its session, and carriers of the token.

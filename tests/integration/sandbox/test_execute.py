@@ -63,7 +63,7 @@ def test_nothing_of_the_shell_is_there_and_files_are(tmp_path: Path, backend: st
     async def body(sandbox: Sandbox) -> tuple[Execution, list[int], bool]:
         await sandbox.shell.run(f"bash -c 'exec -a {mark} sleep 1000' & setsid bash -c 'exec -a {mark} sleep 1000' &")
         await sandbox.files.write("/work/kept", "kept")
-        assert marked(mark)
+        await asyncio.to_thread(wait_until, "both run", lambda: len(marked(mark)) >= 2)
         done = await sandbox.execute(("/bin/true",))
         left = marked(mark)
         again = await sandbox.shell.run("true")
@@ -72,6 +72,32 @@ def test_nothing_of_the_shell_is_there_and_files_are(tmp_path: Path, backend: st
 
     done, left, restarted = in_sandbox(backend, tmp_path, body)
     assert (done.exit_code, left, restarted) == (0, [], True)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_child_without_an_environment_ends_with_its_sandbox(tmp_path: Path, backend: str) -> None:
+    """As one that is amid an exec: nothing in it tells whose it is."""
+    mark = f"34{tmp_path.name}{backend}".replace("_", "")
+
+    async def body(sandbox: Sandbox) -> None:
+        await sandbox.shell.run(f"env -i bash -c 'exec -a {mark} sleep 1000' &")
+        await asyncio.to_thread(wait_until, "it runs", lambda: any(_first_word(pid) == mark for pid in marked(mark)))
+
+    in_sandbox(backend, tmp_path, body)
+    assert marked(mark) == []
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_only_just_being_started_ends_with_its_sandbox(tmp_path: Path, backend: str) -> None:
+    mark = f"33{tmp_path.name}{backend}".replace("_", "")
+    start = f"(setsid bash -c 'exec -a {mark} sleep 1000' &); bash -c 'exec -a {mark} sleep 1000' & "
+
+    async def body(sandbox: Sandbox) -> None:
+        await sandbox.shell.run(start * 4)
+
+    for _ in range(4):  # each is stopped while forks and execs are under way
+        in_sandbox(backend, tmp_path, body)
+        assert marked(mark) == []
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
