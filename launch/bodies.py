@@ -17,7 +17,7 @@ from conf.load import load_config
 from conf.schema import Config
 from launch import wiring
 from launch.addresses import listen_address
-from launch.process import ORPHAN_TTLS, in_job
+from launch.kinds import ORPHAN_TTLS, in_job
 from sandbox.limits import Bounds
 from sandbox.scratch import owned, sweep
 from stages import manifest, open_files

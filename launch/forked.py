@@ -15,8 +15,18 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from launch.errors import LaunchError
-from launch.forkserver import MODULES, PACKET
+from launch.kinds import supervised
 
+PACKET: Final = 64 * 1024
+_EVERY: Final = ("launch.bodies", "launch.failures", "stages.web", "workflows.tasks.lines")
+_WORKER: Final = (*_EVERY, "sandbox.choose", "sandbox.pty_backend", "stages.store", "stages.worker")
+MODULES: Final = {
+    "router": (*_EVERY, "stages.router.service", "stages.images", "stages.router.served"),
+    "init": (*_WORKER, "stages.pools.init"),
+    "run": (*_WORKER, "stages.chat", "stages.engine_client", "stages.model_files", "stages.pools.run"),
+    "eval": (*_WORKER, "stages.pools.run", "sandbox.protect"),
+}
+"""What a kind of process imports anyway. Arrow is not among it: it starts threads, which a fork leaves behind."""
 START_S: Final = 60.0
 """For a process, and for the imports of the server before its first: a node's first read of them may come over NFS."""
 REPORT_S: Final = 1.0
@@ -103,7 +113,7 @@ class ForkServer:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "launch.forkserver", *words], pass_fds=(there.fileno(),),
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-                env={**os.environ, "ROLLMILL_SUPERVISED": "1"},
+                env=supervised(),
             )  # fmt: skip
         here.setblocking(False)
         self._link = here

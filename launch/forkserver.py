@@ -23,18 +23,9 @@ from pathlib import Path
 from typing import Final
 
 from launch import process
+from launch.forked import MODULES, PACKET
+from launch.kinds import die_with_parent, supervised, supervisor
 
-PACKET: Final = 64 * 1024
-_EVERY: Final = ("launch.bodies", "launch.failures", "stages.web", "workflows.tasks.lines")
-_WORKER: Final = ("sandbox.choose", "sandbox.pty_backend", "stages.store", "stages.worker")
-MODULES: Final = {
-    "router": ("stages.router.service", "stages.images", "stages.router.served"),
-    "init": (*_WORKER, "stages.pools.init"),
-    "run": (*_WORKER, "stages.chat", "stages.engine_client", "stages.model_files", "stages.pools.run"),
-    "eval": (*_WORKER, "stages.pools.run", "sandbox.protect"),
-}
-"""What a kind of process imports anyway. Arrow is not among it: it starts threads, which a fork leaves behind."""
-_PR_SET_PDEATHSIG: Final = 1
 _DEAF_TO: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Slurm sends them to every process of a step at once; whoever was forked here decides for itself."""
 _ARGUMENTS: Final = slice(45, 47)
@@ -44,10 +35,11 @@ _ARGUMENTS: Final = slice(45, 47)
 def main(argv: Sequence[str]) -> int:
     """Fork what is asked for until nobody can ask any more; in a fork, the exit code of the process that it became."""
     with socket.socket(fileno=int(argv[0])) as link:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with_parent(signal.SIGKILL, supervisor())
+        os.environ.update(supervised())  # this process starts the others
         for number in _DEAF_TO:
             signal.signal(number, signal.SIG_IGN)
-        for name in (*_EVERY, *(name for kind in argv[1].split(",") for name in MODULES[kind])):
+        for name in (name for kind in argv[1].split(",") for name in MODULES[kind]):
             importlib.import_module(name)
         if len(list(Path("/proc/self/task").iterdir())) > 1:
             return 1  # a thread holds locks that no fork would ever let go: whoever asks starts processes itself

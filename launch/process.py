@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 import os
 import signal
 import sys
 from pathlib import Path
 
-KINDS = ("router", "replica", "init", "run", "eval", "trainer")
-SERVERS = frozenset({"router", "replica"})
-WORKERS = frozenset({"init", "run", "eval"})
-IN_JOB = "ROLLMILL_ATTEMPT"
-"""Environment variable that a job's leader sets: the run's attempt."""
-ORPHAN_TTLS = 4
-"""Lease times without any answer of a router after which a worker stops its sandboxes and ends."""
-_PR_SET_PDEATHSIG = 1
+from launch.kinds import SERVERS, WORKERS, die_with_parent, in_job, supervisor
 
 
 def main(argv: list[str]) -> int:
@@ -27,7 +19,7 @@ def main(argv: list[str]) -> int:
     os.umask(0o077)
     if kind in SERVERS and in_job():
         _outlast_workers()
-    die_with_parent(signal.SIGINT if kind in SERVERS else signal.SIGTERM)
+    die_with_parent(signal.SIGINT if kind in SERVERS else signal.SIGTERM, supervisor())
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
@@ -62,25 +54,12 @@ def _run(kind: str, body: object) -> None:
         asyncio.run(body)  # type: ignore[arg-type]
 
 
-def in_job() -> bool:
-    """Whether this process is part of a Slurm job's step."""
-    return IN_JOB in os.environ
-
-
 def _outlast_workers() -> None:
     """Be deaf to what Slurm sends to every process of a step at once: workers still have to hand over to us.
 
     Whoever started this process ends it, by SIGINT, when they are through.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2})
-
-
-def die_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
-    """Get this signal when the process that started us ends, however it ends."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, number)
-    if os.getppid() == 1 and os.environ.get("ROLLMILL_SUPERVISED") == "1":
-        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -20,7 +21,7 @@ from typing import Final
 from conf.schema import Config
 from launch import wiring
 from launch.errors import LaunchError
-from launch.process import die_with_parent
+from launch.kinds import die_with_parent
 from launch.slurm.fleet import devices, hold_port, listener_uid, part_of, vllm_server
 from stages.engine_control import EngineControl, EngineControlError
 
@@ -100,7 +101,7 @@ async def vllm_replica(
         try:
             process = await asyncio.create_subprocess_exec(
                 *server.argv, env={**environment, **server.environment}, stdin=asyncio.subprocess.DEVNULL,
-                start_new_session=True, preexec_fn=die_with_parent,
+                start_new_session=True, preexec_fn=functools.partial(die_with_parent, parent=os.getpid()),
             )  # fmt: skip
         except OSError as error:
             raise LaunchError(f"fleet.python: {server.argv[0]} does not run ({error.strerror})") from error

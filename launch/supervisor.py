@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import sys
 import time
@@ -14,6 +13,7 @@ from typing import Final
 
 from launch.errors import LaunchError
 from launch.forked import ForkError, ForkServer, Process
+from launch.kinds import supervised
 from stages import sharedfs
 from stages.errors import RouterUnreachableError, ServiceError
 from stages.identity import member_id
@@ -111,7 +111,7 @@ class Supervisor:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable, "-P", "-m", BODY, *words,
                     stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                    env={**os.environ, "ROLLMILL_SUPERVISED": "1"},
+                    env=supervised(),
                 )  # fmt: skip
         self._running[kind, number] = process
         return process

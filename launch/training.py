@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import importlib.util
-import os
 import signal
 import sys
 import time
@@ -21,6 +20,7 @@ from conf.load import digest
 from conf.schema import Config
 from launch import wiring
 from launch.errors import LaunchError
+from launch.kinds import supervised
 from launch.supervisor import BACKOFF_S, BODY, RESTART_WINDOW_S, RESTARTS
 from stages import sharedfs
 from stages.layout import RunLayout
@@ -201,7 +201,7 @@ async def _run_once(layout: RunLayout, attempt: int) -> int:
     with (layout.attempt_logs(attempt) / "trainer-1.log").open("ab") as file:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", BODY, "trainer", str(layout.root), "1", stdin=asyncio.subprocess.DEVNULL,
-            stdout=file, stderr=file, start_new_session=True, env={**os.environ, "ROLLMILL_SUPERVISED": "1"},
+            stdout=file, stderr=file, start_new_session=True, env=supervised(),
         )  # fmt: skip
     try:
         return await process.wait()

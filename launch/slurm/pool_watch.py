@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from conf.schema import Config
 from launch.errors import LaunchError
-from launch.process import ORPHAN_TTLS
+from launch.kinds import ORPHAN_TTLS
 from launch.slurm import record
 from launch.slurm.client import open_client
 from launch.slurm.client.errors import SlurmError

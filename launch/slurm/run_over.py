@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from conf.schema import Config
-from launch.process import ORPHAN_TTLS
+from launch.kinds import ORPHAN_TTLS
 from launch.slurm import record
 from launch.slurm.client import open_client
 from launch.slurm.client.errors import SlurmError

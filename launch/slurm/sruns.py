@@ -15,7 +15,7 @@ from signal import SIGKILL, SIGTERM, Signals
 from typing import Final
 
 from launch.errors import LaunchError
-from launch.process import IN_JOB
+from launch.kinds import IN_JOB
 from launch.slurm.render import read_steps
 from launch.slurm.step import DRAIN, STOP
 from stages.layout import RunLayout

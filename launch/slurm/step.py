@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from launch.errors import Exit
-from launch.process import IN_JOB, WORKERS, die_with_parent
+from launch.kinds import IN_JOB, WORKERS, die_with_parent
 from launch.slurm.shapes import Share
 
 PATIENCE_S: Final = 20.0

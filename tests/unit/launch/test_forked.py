@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from launch import forkserver
-from launch.forked import Forked, ForkError, ForkServer
+from launch.forked import MODULES, Forked, ForkError, ForkServer
 from launch.supervisor import ChildFailedError, Supervisor, numbered
 from stages.layout import RunLayout
 from tests.support import runs
@@ -95,7 +94,7 @@ print(len(os.listdir("/proc/self/task")))
 
 
 def test_what_is_imported_before_a_fork_starts_no_thread() -> None:
-    names = {*forkserver._EVERY, *(name for names in forkserver.MODULES.values() for name in names)}
+    names = {name for names in MODULES.values() for name in names}
     found = subprocess.run(
         [sys.executable, "-c", IMPORT_ALL, *names], capture_output=True, text=True, check=True, cwd=runs.REPOSITORY
     )

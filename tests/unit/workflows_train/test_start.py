@@ -146,7 +146,7 @@ async def test_a_trainer_that_is_killed_now_and_then_and_gets_nowhere_is_given_u
 
 def test_the_processes_body_needs_no_torch_to_be_named() -> None:
     from launch.bodies import BODIES
-    from launch.process import KINDS
+    from launch.kinds import KINDS
 
     assert set(BODIES) == set(KINDS) and "trainer" in KINDS
     assert "torch" not in sys.modules
