@@ -16,5 +16,5 @@ def test_the_ledgers_benchmark_runs_small_and_finds_everything_that_was_acknowle
     report = json.loads(done.stdout)
     assert report["bench"] == "ledger" and report["errors"] == []
     assert report["results"].keys() >= KEYS
-    assert report["results"]["bytes_per_event"] >= 250
+    assert report["results"]["bytes_per_event"] >= 200
     assert report["results"]["reopen_events"] >= 2000

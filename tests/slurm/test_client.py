@@ -26,7 +26,7 @@ HET = """#!/bin/bash
 #SBATCH --nodes=1 --ntasks=1 --mem=100 --partition=gpu --gpus-per-node=1
 #SBATCH hetjob
 #SBATCH --nodes=2 --ntasks=2 --mem=100
-exec srun --het-group=0-2 sleep 600
+srun --het-group=0-2 sleep 600
 """
 NAME = "rollmill-client-test"
 COMMENT = "run,of|a = test"
@@ -215,7 +215,7 @@ async def test_parity_b23_a_preempted_job_is_the_same_job_one_attempt_later(clus
 
 async def test_half_a_heterogeneous_job_is_recognised(cluster: Cluster) -> None:
     client = commands(cluster)
-    job = cluster.submit("alice", HET)
+    job = cluster.submit("alice", f"{HET}exec sleep 600\n")  # the job outlives its step
     await until(client, job, JobState.RUNNING)
     assert half_dead(list((await states(client, job)).values())) == []
     await client.cancel([f"{job}+1"])
