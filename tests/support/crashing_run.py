@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from launch import cli, process, supervisor
+from launch import cli, kinds, process, supervisor
 from stages import sharedfs
 from tests.support.crashes import Crash, CrashingFileSystem
 
@@ -37,4 +37,4 @@ def body(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     given = sys.argv[1:]
-    sys.exit(body(given) if given[0] in process.KINDS else start(given[0], given[1:]))
+    sys.exit(body(given) if given[0] in kinds.KINDS else start(given[0], given[1:]))

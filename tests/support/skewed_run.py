@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from launch import cli, process, supervisor
+from launch import cli, kinds, process, supervisor
 
 OFFSETS_S = {"router": 0.0, "init": 30.0, "run": -30.0, "eval": 30.0, "replica": -30.0}
 
@@ -25,4 +25,4 @@ def body(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     given = sys.argv[1:]
-    sys.exit(body(given) if given[0] in process.KINDS else start(given))
+    sys.exit(body(given) if given[0] in kinds.KINDS else start(given))
