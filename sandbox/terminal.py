@@ -337,7 +337,7 @@ class Terminal:
 
     def _drop(self, process: Spawned, remove: Path | None = None) -> None:
         """Kill it and close this side of its terminal."""
-        self._process = None
+        self._process, self._modes = None, None  # the next one's terminal has its own
         self.prompted.clear()
         self._spawner.kill(process.pid, self._token, remove)
         asyncio.get_running_loop().remove_reader(process.master)

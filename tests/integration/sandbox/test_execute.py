@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from pathlib import Path
 
@@ -72,6 +73,21 @@ def test_nothing_of_the_shell_is_there_and_files_are(tmp_path: Path, backend: st
 
     done, left, restarted = in_sandbox(backend, tmp_path, body)
     assert (done.exit_code, left, restarted) == (0, [], True)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_next_shell_has_its_own_terminal_whatever_has_its_predecessors_number_now(
+    tmp_path: Path, backend: str
+) -> None:
+    async def body(sandbox: Sandbox) -> str:
+        await sandbox.shell.run("true")
+        await sandbox.execute(("/bin/true",))
+        with contextlib.ExitStack() as held:
+            for _ in range(16):
+                held.enter_context(open("/dev/null"))
+            return (await sandbox.shell.run("echo there")).output
+
+    assert in_sandbox(backend, tmp_path, body) == "there\n"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
