@@ -82,10 +82,11 @@ async def believing(sandbox: Sandbox, task: HarborTask, name: str, script: str) 
         if path.startswith("tests/"):
             await sandbox.files.write(f"/{path}", harbor_tasks.plain(text))
     await sandbox.shell.run(script, timeout_s=20.0)
-    await sandbox.shell.run("cd /app; bash /tests/test.sh; sleep 0.1", timeout_s=20.0)
-    return (
-        await sandbox.shell.run("read -r said < /logs/verifier/reward.txt; echo $said", timeout_s=5.0)
-    ).output.strip()
+    await sandbox.shell.run("cd /app; bash /tests/test.sh", timeout_s=20.0)
+    # What was left in the background needs its turn on a CPU, and may still print.
+    look = 'read -r said < /logs/verifier/reward.txt; [ "$said" = 1 ] && break; sleep 0.05'
+    read = await sandbox.shell.run(f'for i in {{1..40}}; do {look}; done; echo "<$said>"', timeout_s=5.0)
+    return "1" if "<1>" in read.output else read.output
 
 
 @pytest.mark.parametrize(
