@@ -263,6 +263,8 @@ class PtySandbox:
 
     async def _begin(self) -> None:
         """As `start`, but without waiting until a command ends that another runs: the sandbox is there beside it."""
+        if self._terminal.prompted.is_set():
+            return
         starting = asyncio.ensure_future(self._terminal.start())
         prompted = asyncio.ensure_future(self._terminal.prompted.wait())
         try:

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from stages.toolformats import ToolFormat
+from stages.waiters import wake
 
 CALL: Final = "<tool_call>"
 """Begins a call in the formats with tags."""
@@ -102,8 +103,7 @@ class Live:
         """Something happened."""
         self.changes += 1
         for waiter in self._waiting:
-            if not waiter.done():
-                waiter.set_result(None)
+            wake(waiter)
         self._waiting.clear()
 
     async def after(self, seen: int, timeout_s: float) -> None:
@@ -113,17 +113,12 @@ class Live:
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         self._waiting.add(waiter)
-        timer = loop.call_later(timeout_s, _over, waiter)
+        timer = loop.call_later(timeout_s, wake, waiter)
         try:
             await waiter
         finally:
             timer.cancel()
             self._waiting.discard(waiter)
-
-
-def _over(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
 
 
 class Decoding:

@@ -18,6 +18,7 @@ from stages.gateway.live import Live
 from stages.gateway.openai_chat import ChatCompletions, Completions
 from stages.gateway.openai_responses import Responses
 from stages.model import StreamModel
+from stages.waiters import wake
 
 ROUTES: Final[dict[str, Dialect]] = {
     "/v1/chat/completions": ChatCompletions(),
@@ -57,8 +58,7 @@ class Exchange:
 
     def _wake(self, _: object) -> None:
         for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+            wake(waiter)
         live, self.live = self.live, None  # what was sampled is in the answer now
         if live is not None:
             live.wake()

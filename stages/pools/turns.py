@@ -24,6 +24,7 @@ from stages.handoff import SegmentWriter, wait_checkpoint
 from stages.identity import node_name
 from stages.model import StreamModel
 from stages.trajectory import CheckpointRange
+from stages.waiters import wake
 from stages.wire import LeaseOut, RunInput
 
 CUT_AT: Final = 0.5
@@ -47,7 +48,7 @@ class Drain:
         self._from, self._grace_s = asyncio.get_running_loop().time(), grace_s
         self.asked = True
         for waiter in self._waiters:
-            _wake(waiter)
+            wake(waiter)
 
     async def until_asked(self, agent: asyncio.Task[Any]) -> None:
         """Returns when it is asked for, or when the agent has ended, without a task of its own: every attempt waits."""
@@ -55,7 +56,7 @@ class Drain:
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)
-        agent.add_done_callback(lambda _: _wake(waiter))
+        agent.add_done_callback(lambda _: wake(waiter))
         try:
             await waiter
         finally:
@@ -211,11 +212,6 @@ class Turns:
         return CheckpointRange(
             place.path, place.offset, place.length, place.crc32, model.turns, tokens, min(versions, default=None)
         )
-
-
-def _wake(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
 
 
 def _take_file(path: Path, own: bool) -> bytes:
