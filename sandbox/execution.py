@@ -7,10 +7,9 @@ import os
 import time
 from collections.abc import Callable
 
-from sandbox.errors import SandboxError
 from sandbox.marker import BoundedOutput
 from sandbox.protocols import Execution
-from sandbox.started import Piped, exit_code
+from sandbox.started import Piped, exit_code, gone
 
 TIMED_OUT_EXIT = 124
 _READ_BYTES = 64 * 1024
@@ -84,12 +83,7 @@ class Running:
     async def _end(self) -> None:
         self._kill()
         try:
-            async with asyncio.timeout(self._leave_s):
-                await asyncio.shield(self._process.exited)
-        except TimeoutError as error:
-            raise SandboxError(
-                f"program {self._process.pid} is still there {self._leave_s} s after SIGKILL", boundary="stop"
-            ) from error
+            await gone(self._process, "program", self._leave_s)
         finally:
             for _ in range(_LAST_READS):
                 self._on_output()

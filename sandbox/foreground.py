@@ -7,6 +7,18 @@ import os
 import signal
 
 
+def leaderless(master: int) -> bool:
+    """Whether the process that held the terminal's session is gone.
+
+    The kernel hangs up what is in the foreground when that process ends, which other children of it may outlive by a
+    moment: long enough for a shell to say that its command was hung up, and to take the next one.
+    """
+    try:
+        return os.tcgetpgrp(master) == 0
+    except OSError:  # nobody holds the terminal's other side
+        return True
+
+
 def signal_foreground(master: int, number: signal.Signals, own_group: int) -> bool:
     """Signal the terminal's foreground process group; whether there was one that may be signalled.
 

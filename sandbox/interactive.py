@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from sandbox.errors import SandboxError
 from sandbox.outbox import Outbox
 from sandbox.protocols import Screen
 from sandbox.screen import TerminalScreen, key_bytes
 from sandbox.spawn_client import SpawnClient
-from sandbox.started import Spawned, exit_code
+from sandbox.started import Spawned, exit_code, gone
 
 _READ_BYTES = 64 * 1024
 _KEYS_BYTES = 64 * 1024
@@ -94,13 +93,7 @@ class InteractiveProgram:
         self._keys.close()
         self._process.close()
         self._heard.set()
-        try:
-            async with asyncio.timeout(self._leave_s):
-                await asyncio.shield(self._process.exited)
-        except TimeoutError as error:
-            raise SandboxError(
-                f"program {self._process.pid} is still there {self._leave_s} s after SIGKILL", boundary="stop"
-            ) from error
+        await gone(self._process, "program", self._leave_s)
 
     async def __aenter__(self) -> Self:
         return self

@@ -6,6 +6,8 @@ import asyncio
 import os
 from dataclasses import dataclass
 
+from sandbox.errors import SandboxError, ShellDied
+
 
 def exit_code(status: int) -> int:
     """An exit as shells tell it: the program's own code, or 128 + N where signal N ended it (`status` is -N)."""
@@ -99,3 +101,17 @@ class Listening:
 
 Started = Spawned | Piped | Joined | Listening
 """What the spawner can start."""
+
+
+async def gone(process: Spawned | Piped | Joined, what: str, within_s: float) -> None:
+    """Wait until a process that was killed is gone.
+
+    Raises:
+        SandboxError: it is still there after `within_s`; ShellDied where it is a shell.
+    """
+    try:
+        async with asyncio.timeout(within_s):
+            await asyncio.shield(process.exited)
+    except TimeoutError as error:
+        raised = ShellDied if what == "shell" else SandboxError
+        raise raised(f"{what} {process.pid} is still there {within_s} s after SIGKILL", boundary="stop") from error

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from sandbox.bashtext import NONCE_CHARS, command_packet, setup_packet, setup_script
 from sandbox.errors import SandboxError, ShellDied
-from sandbox.foreground import signal_foreground
+from sandbox.foreground import leaderless, signal_foreground
 from sandbox.marker import BoundedOutput, Marker, MarkerScanner
 from sandbox.modes import Modes
 from sandbox.outbox import Outbox
 from sandbox.protocols import CommandResult, SandboxLimits, ShellState
 from sandbox.shellstate import STATE_COMMAND, moved, read_state
 from sandbox.spawn_client import SpawnClient
-from sandbox.started import Spawned, exit_code
+from sandbox.started import Spawned, exit_code, gone
 
 _READ_BYTES = 4096  # a terminal gives at most 4095 bytes a read
 _READS_A_TURN = 16  # then other callbacks have their turn: a shell that floods must not starve the loop
@@ -128,6 +128,10 @@ class Terminal:
             await self._end_command()
         if self.ended_for is not None:  # the shell may still say how its children died: what was cut off has no result
             raise self.ended_for
+        if (process := self._process) and self._marker and self._token is None and leaderless(process.master):
+            await gone(process, "shell", self._limits.start_s)
+            self.refuse_if_ended()
+            self._marker = None  # what is being killed takes its last command's word along
         exit_code, output = self._exit_code(timed_out), self._output
         if self._marker is not None:
             self._accept(self._marker)
@@ -146,13 +150,7 @@ class Terminal:
         if (process := self._process) is None:
             return
         self._drop(process, remove)
-        try:
-            async with asyncio.timeout(self._limits.start_s):
-                await asyncio.shield(process.exited)
-        except TimeoutError as error:
-            raise ShellDied(
-                f"process {process.pid} is still there {self._limits.start_s} s after SIGKILL", boundary="stop"
-            ) from error
+        await gone(process, "shell", self._limits.start_s)
 
     async def _start(self) -> None:
         process = await self._launch()

@@ -7,13 +7,12 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from sandbox.errors import SandboxError
 from sandbox.kernel.cell import CellOutput
 from sandbox.kernel.channel import Channel
 from sandbox.kernel.messages import Failed, Message, Reply, Shown, Status, Stream, Wire
 from sandbox.marker import BoundedOutput
 from sandbox.spawn_client import SpawnClient
-from sandbox.started import Joined
+from sandbox.started import Joined, gone
 
 _IDLE_GRACE_S = 1.0
 """From a cell's reply to the last of its output, which has a channel of its own: an honest kernel needs a moment."""
@@ -108,12 +107,7 @@ class KernelProcess:
         self._lose(reason)
         self._spawner.kill(self._joined.pid)
         try:
-            async with asyncio.timeout(timeout_s):
-                await asyncio.shield(self._joined.exited)
-        except TimeoutError as error:
-            raise SandboxError(
-                f"kernel {self._joined.pid} is still there {timeout_s} s after SIGKILL", boundary="python"
-            ) from error
+            await gone(self._joined, "kernel", timeout_s)
         finally:
             self._close()
 

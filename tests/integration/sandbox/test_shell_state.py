@@ -9,11 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from sandbox.bashtext import SHELL_ARGV, shell_env
 from sandbox.errors import ShellDied
 from sandbox.layers import unpack
 from sandbox.procfields import children_of
 from sandbox.protocols import PackedLayer, SandboxBackend, SandboxSpec, ShellState
 from sandbox.pty_sandbox import PtySandbox
+from sandbox.spawn_client import SpawnClient
+from sandbox.started import Spawned
+from sandbox.terminal import Terminal
 from tests.integration.sandbox.grounds import BACKENDS, ISOLATING, QUICK, backend_named, image_directory
 
 BROKEN = "'f() {'\n'g() { echo g; }'\n"
@@ -176,6 +180,28 @@ def test_what_holds_an_apptainer_sandbox_ends_it_too(tmp_path: Path) -> None:
             os.kill(runtime, signal.SIGKILL)
             with pytest.raises(ShellDied, match="ended from outside by a signal"):
                 await sandbox.shell.run("sleep 20")
+
+    asyncio.run(scenario())
+
+
+def test_a_shell_that_outlives_its_launcher_by_a_moment_gives_no_result() -> None:
+    """A killed sandbox's terminal hangs up its command, which a shell that is not dead yet would tell as its end."""
+
+    async def scenario() -> None:
+        spawner = SpawnClient()
+
+        async def launch() -> Spawned:
+            argv = ("/bin/sh", "-c", f"/bin/bash {' '.join(SHELL_ARGV)}; true")
+            return await spawner.spawn(argv, env=shell_env({}), cwd="/", timeout_s=10)
+
+        terminal = Terminal(spawner, launch, (), QUICK)
+        try:
+            assert (await terminal.run("echo [$KEPT]")).output == "[]\n"
+            with pytest.raises(ShellDied, match="ended from outside by signal 9"):
+                await terminal.run("trap '' HUP; (sleep 0.2; kill -9 $$) & kill -9 $PPID; echo here")
+        finally:
+            await terminal.kill()
+            await spawner.close()
 
     asyncio.run(scenario())
 
