@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sandbox.bashtext import NONCE_CHARS, command_packet, setup_packet, setup_script
 from sandbox.errors import SandboxError, ShellDied
-from sandbox.foreground import leaderless, signal_foreground
+from sandbox.foreground import orphaned, signal_foreground
 from sandbox.marker import BoundedOutput, Marker, MarkerScanner
 from sandbox.modes import Modes
 from sandbox.outbox import Outbox
@@ -128,7 +128,8 @@ class Terminal:
             await self._end_command()
         if self.ended_for is not None:  # the shell may still say how its children died: what was cut off has no result
             raise self.ended_for
-        if (process := self._process) and self._marker and self._token is None and leaderless(process.master):
+        process, end = self._process, self._marker
+        if process and end and self._token is None and await orphaned(process, end.exit_code):
             await gone(process, "shell", self._limits.start_s)
             self.refuse_if_ended()
             self._marker = None  # what is being killed takes its last command's word along
@@ -166,7 +167,8 @@ class Terminal:
             self._send(packet, nonce, line)
             ended = await self._wait(self._limits.start_s)
         except asyncio.CancelledError:
-            self._drop(process)
+            with contextlib.suppress(ShellDied):
+                await self.kill()
             raise
         marker = self._marker
         if marker is None:

@@ -65,6 +65,11 @@ class ClusterRun:
         return record.read(self.layout)
 
     @property
+    def submitted(self) -> list[Submission]:
+        """The same, with what the run has withdrawn meanwhile: `auto` may do so while its command still comes back."""
+        return record.read(self.layout, forgotten=True)
+
+    @property
     def job(self) -> str:
         """The id of the newest job that holds the router."""
         return [one.job_id for one in self.submissions if one.control][-1]

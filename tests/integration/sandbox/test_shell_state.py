@@ -198,7 +198,8 @@ def test_a_shell_that_outlives_its_launcher_by_a_moment_gives_no_result() -> Non
         try:
             assert (await terminal.run("echo [$KEPT]")).output == "[]\n"
             with pytest.raises(ShellDied, match="ended from outside by signal 9"):
-                await terminal.run("trap '' HUP; (sleep 0.2; kill -9 $$) & kill -9 $PPID; echo here")
+                gone = "until ! read -r at </proc/$PPID/stat || [[ $at = *') Z '* ]]; do :; done 2>/dev/null"
+                await terminal.run(f"trap '' HUP; (sleep 0.2; kill -9 $$) & kill -9 $PPID; {gone}; echo here")
         finally:
             await terminal.kill()
             await spawner.close()
