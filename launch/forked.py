@@ -102,6 +102,7 @@ class ForkServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
         self._next = 0
+        self._beginning = asyncio.Lock()
         self._asked: dict[int, asyncio.Future[Forked]] = {}
         self._running: dict[int, Forked] = {}
 
@@ -125,9 +126,10 @@ class ForkServer:
             ForkError: the server is gone, or does not answer.
         """
         loop = asyncio.get_running_loop()
-        if self._link is None:
-            await self._reap()
-            self.begin()
+        async with self._beginning:  # all that a server had forked end with it, and are asked for again together
+            if self._link is None:
+                await self._reap()
+                self.begin()
         assert self._link is not None
         loop.add_reader(self._link, self._on_readable, self._link)
         number = self._next = self._next + 1

@@ -37,8 +37,7 @@ def main(argv: Sequence[str]) -> int:
     with socket.socket(fileno=int(argv[0])) as link:
         die_with_parent(signal.SIGKILL, supervisor())
         os.environ.update(supervised())  # this process starts the others
-        for number in _DEAF_TO:
-            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _DEAF_TO)  # not ignored: a fork that is told at once to end hears it
         for name in (name for kind in argv[1].split(",") for name in MODULES[kind]):
             importlib.import_module(name)
         if len(list(Path("/proc/self/task").iterdir())) > 1:
@@ -82,6 +81,7 @@ def _become(request: dict[str, object]) -> int:
     """Be the process that was asked for, as if it had been started by its own command line."""
     for number in _DEAF_TO:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _DEAF_TO)
     os.setsid()
     log, words = str(request["log"]), [str(word) for word in request["words"]]  # type: ignore[attr-defined]
     with _opened("/dev/null", os.O_RDONLY) as nothing, _opened(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as said:

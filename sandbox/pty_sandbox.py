@@ -21,6 +21,7 @@ from sandbox.kernel.tool import KernelPython, Place
 from sandbox.layers import pack
 from sandbox.limits import UNBOUNDED, Bounds
 from sandbox.protocols import Execution, PackedLayer
+from sandbox.pty_calls import weakly
 from sandbox.scratch import remove_tree
 from sandbox.spawn_client import SpawnClient
 from sandbox.started import Spawned
@@ -43,23 +44,26 @@ class PtySandbox:
         self, ground: Ground, spawner: SpawnClient, layer: KernelLayer, on_stop: Callable[[PtySandbox], None],
         bounds: Bounds = UNBOUNDED, *, nothing: Callable[[], Awaitable[PackedLayer]],
     ) -> None:  # fmt: skip
-        self._nothing = nothing
-        self._ground, self._spawner, self._on_stop, self.bounds = ground, spawner, on_stop, bounds
+        self._ground, self._spawner, self._on_stop, self._nothing = ground, spawner, on_stop, nothing
+        self.bounds, self._losses = bounds, spawner.losses
         self._exceeded: LimitExceeded | None = None
         limits = ground.spec.limits
         self._terminal = Terminal(
-            spawner, self._launch, ground.workspace(), limits, ground.token, holds=ground.token is None,
-            torn=lambda: self._entry is not None and self._entry.torn(), root=ground.prefix, state=ground.spec.shell,
+            spawner, weakly(self, PtySandbox._launch), ground.workspace(), limits, ground.token,
+            holds=ground.token is None, root=ground.prefix, state=ground.spec.shell,
+            torn=weakly(self, lambda mine: mine._entry is not None and mine._entry.torn()),
         )  # fmt: skip
-        self._files = ConfinedFiles(self._root, limits.file_bytes)
-        self._python = KernelPython(spawner, self._place, layer, limits, resumed=ground.spec.shell is not None)
+        self._files = ConfinedFiles(weakly(self, PtySandbox._root), limits.file_bytes)
+        place, resumed = weakly(self, PtySandbox._place), ground.spec.shell is not None
+        self._python = KernelPython(spawner, place, layer, limits, resumed=resumed)
         self._opened: list[Terminal | InteractiveProgram] = []
         self._entry: Entry | None = None
+        self._preparing: asyncio.Task[Entry] | None = None
         self._running: Running | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._packs = 0
-        self._unchanged = False
-        """Whether nothing had been changed in it when it was packed."""
+        self._unchanged = False  # whether nothing had been changed in it when it was packed
+        self._stirring = 0  # starts that are not known to be over: their ends would hit who is handed the directory
 
     @property
     def shell(self) -> Terminal:
@@ -80,9 +84,8 @@ class PtySandbox:
         """See `Sandbox.open_shell`."""
         self._refuse_stopped()
         ground = self._ground
-        shell = Terminal(
-            self._spawner, self._launch_beside, ground.workspace(), ground.spec.limits, holds=False, root=ground.prefix
-        )
+        launch = weakly(self, PtySandbox._launch_beside)
+        shell = Terminal(self._spawner, launch, ground.workspace(), ground.spec.limits, holds=False, root=ground.prefix)
         self._opened.append(shell)
         return shell
 
@@ -133,9 +136,11 @@ class PtySandbox:
             await self._end_tools()
             entry = self._ground.enter(argv, env, cwd)
             start_s, token = self._ground.spec.limits.start_s, self._ground.token
+            self._stirring += 1
             process = await self._spawner.execute(
                 entry.argv, env=entry.env, cwd=entry.cwd, timeout_s=start_s, token=token
             )
+            process.exited.add_done_callback(self._on_gone)
             self._running = Running(
                 process, lambda: self._spawner.kill(process.pid, token), input,
                 output_bytes=output_bytes, report_bytes=report_bytes, leave_s=start_s,
@@ -143,7 +148,7 @@ class PtySandbox:
             try:
                 self._refuse_stopped()
                 result = await self._running.result(timeout_s)
-                self._refuse_stopped()  # what a limit cut off has no result
+                self._refuse_stopped()  # what a limit cut off has no result, nor what went with the spawner
                 return result
             finally:
                 await self._running.end()
@@ -162,7 +167,9 @@ class PtySandbox:
         async with self._terminal.lock:
             self._refuse_stopped()
             await self._end_tools()
-            self._entry = None
+            if self._preparing is not None:
+                await asyncio.wait({self._preparing})
+            self._entry = self._preparing = None
             if not await asyncio.to_thread(remove_tree, self._ground.directory):
                 raise SandboxError(f"cannot remove {self._ground.directory}", boundary="stop")
 
@@ -195,20 +202,22 @@ class PtySandbox:
 
     async def _lay_out(self) -> Entry:
         if (entry := self._ground.prepare_at_once()) is None:
-            entry = await asyncio.to_thread(self._ground.prepare)
-        self._entry = entry
-        if self._stopping is not None:  # its directory was made once more
-            await asyncio.to_thread(remove_tree, self._ground.directory)
+            if self._preparing is None:  # a thread goes on whoever was cancelled meanwhile: the next one waits for it
+                self._preparing = asyncio.create_task(asyncio.to_thread(self._ground.prepare))
+            entry = await asyncio.shield(self._preparing)
         self._refuse_stopped()
+        self._entry = entry
         return entry
 
     async def _launch(self) -> Spawned:
         self._refuse_stopped()
         entry = self._entry or await self._lay_out()
+        self._stirring += 1
         spawned = await self._spawner.spawn(
             entry.argv, env=entry.env, cwd=entry.cwd, timeout_s=self._ground.spec.limits.start_s,
             light=self._ground.token is not None,  # what is started is bash itself
         )  # fmt: skip
+        spawned.exited.add_done_callback(self._on_gone)
         return self._refuse_late(spawned)
 
     async def _launch_beside(self) -> Spawned:
@@ -225,6 +234,9 @@ class PtySandbox:
             place.pid, argv, env={**place.env, "PS1": ""}, cwd=place.cwd, timeout_s=self._ground.spec.limits.start_s
         )
         return self._refuse_late(shell)
+
+    def _on_gone(self, _: asyncio.Future[int]) -> None:
+        self._stirring -= 1
 
     def _refuse_late(self, started: Spawned) -> Spawned:
         """What has started; ended again where the sandbox was stopped meanwhile, so that nobody else would end it."""
@@ -274,6 +286,7 @@ class PtySandbox:
         finally:
             starting.cancel()
             prompted.cancel()
+            await asyncio.wait((starting, prompted))  # what was half started is ended by then
 
     async def _root(self) -> Path:
         self._refuse_stopped()
@@ -296,7 +309,9 @@ class PtySandbox:
             keeps = False
             raise
         finally:
-            gone = (keeps and self._ground.hand_on()) or not self._ground.directory.exists()
+            if self._preparing is not None:
+                await asyncio.wait({self._preparing})
+            gone = (keeps and not self._stirring and self._ground.hand_on()) or not self._ground.directory.exists()
             gone = gone or await asyncio.to_thread(remove_tree, self._ground.directory)
             self._on_stop(self)
         if not gone:
@@ -332,3 +347,4 @@ class PtySandbox:
             raise self._exceeded
         if self._stopping is not None:
             raise SandboxError("the sandbox has stopped; create another", boundary="start")
+        self._spawner.refuse_lost(self._losses)

@@ -41,6 +41,7 @@ class SpawnClient:
         self._full = False  # the socket, when last written to
         self._owned: list[Path] = []
         self._limits: dict[str, Any] | None = None
+        self.losses = 0  # spawners that have ended, each with all that it had started
         self._beside: dict[int, set[int]] = {}  # a sandbox's first process -> those that joined its namespaces
 
     def own(self, path: Path) -> None:
@@ -164,16 +165,22 @@ class SpawnClient:
         try:
             async with asyncio.timeout(timeout_s):
                 started = await asyncio.shield(answer)
-        except (TimeoutError, asyncio.CancelledError) as error:
+        except TimeoutError as error:
             answer.add_done_callback(self._discard)
-            if isinstance(error, TimeoutError):
-                raise SpawnerError(
-                    f"the spawner did not start {argv[0]} within {timeout_s} s", boundary="spawner"
-                ) from error
+            late = f"the spawner did not start {argv[0]} within {timeout_s} s"
+            raise SpawnerError(late, boundary="spawner") from error
+        except asyncio.CancelledError:
+            answer.add_done_callback(self._discard)
+            await self._over(answer, timeout_s)
             raise
         if isinstance(sandbox := more.get("pid"), int):
             self._beside.setdefault(sandbox, set()).add(started.pid)
         return started
+
+    def refuse_lost(self, losses: int) -> None:
+        """Raise SpawnerError where there were fewer losses then: how anything of that time ended says nothing."""
+        if self.losses != losses:
+            raise SpawnerError("the spawner was lost, and what it had started with it", boundary="spawner")
 
     def settle(self, pid: int) -> None:
         """Say that a start is complete: the exit is told only when the children that it has now are gone too."""
@@ -218,20 +225,12 @@ class SpawnClient:
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         package, third_party = Path(__file__).parent.parent, Path(origin.origin).parent.parent
         command = [sys.executable, "-I", "-S", "-c", _MAIN, str(there.fileno()), str(package), str(third_party)]
+        environment = {"PATH": "/usr/bin:/bin"} | {name: os.environ[name] for name in _KEPT if name in os.environ}
         # From the loop's own thread: the spawner's parent-death signal belongs to the thread that started it.
         self._process = subprocess.Popen(
-            command,
-            pass_fds=(there.fileno(),),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-            cwd="/",
-            env={
-                "PATH": "/usr/bin:/bin",
-                **{name: os.environ[name] for name in _KEPT if name in os.environ},
-                leftovers.VARIABLE: leftovers.identity(),
-            },
-        )
+            command, pass_fds=(there.fileno(),), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            start_new_session=True, cwd="/", env=environment | {leftovers.VARIABLE: leftovers.identity()},
+        )  # fmt: skip
         there.close()
         here.setblocking(False)
         self._link = here
@@ -242,7 +241,10 @@ class SpawnClient:
             self._send(self._limits)
 
     def _send(self, message: dict[str, Any]) -> None:
-        packet = _encoded(message)
+        try:  # a tenth of the standard library's time, which alone writes names that are no UTF-8
+            packet = msgspec.json.encode(message)
+        except UnicodeEncodeError:
+            packet = json.dumps(message).encode()
         if len(packet) > MESSAGE_BYTES:
             raise SpawnerError(
                 f"arguments and environment take {len(packet)} bytes; at most {MESSAGE_BYTES} pass", boundary="spawner"
@@ -319,10 +321,19 @@ class SpawnClient:
             spawned.close()
             self.kill(spawned.pid)
 
+    async def _over(self, answer: asyncio.Future[Started], within_s: float) -> None:
+        """Wait until a start that nobody wants any more is over: whatever comes next finds nothing of it."""
+        with contextlib.suppress(TimeoutError, SpawnerError):
+            async with asyncio.timeout(within_s):
+                started = await asyncio.shield(answer)
+                if not isinstance(started, Listening):
+                    await asyncio.shield(started.exited)
+
     def _lose(self, reason: str) -> None:
         if self._link is None:
             return
         link, self._link = self._link, None
+        self.losses += 1
         with contextlib.suppress(RuntimeError):  # the loop may be closed already
             loop = asyncio.get_running_loop()
             loop.remove_reader(link)
@@ -337,11 +348,3 @@ class SpawnClient:
         for exited in exits.values():
             if not exited.done():
                 exited.set_result(-9)
-
-
-def _encoded(message: dict[str, Any]) -> bytes:
-    """A message as JSON; a tenth of the standard library's time, which alone writes names that are no UTF-8."""
-    try:
-        return msgspec.json.encode(message)
-    except UnicodeEncodeError:
-        return json.dumps(message).encode()

@@ -26,6 +26,7 @@ BATCH: Final = 64
 LEAVE_S: Final = 10.0
 """For ending what a stream leaves behind; a router that does not answer so long keeps it until its deadline."""
 TOO_MANY: Final = "too_many_open"
+TOO_LARGE: Final = "too_large"
 
 Task = Mapping[str, Any]
 
@@ -158,8 +159,12 @@ class GroupStream:
                 await asyncio.shield(asyncio.wait_for(self._leave(source, leftover), LEAVE_S))
 
     async def _submit(self, source: _Source, room: int, group_size: int, tag: str, options: Mapping[str, Any]) -> bool:
-        """Fill up to `room` groups in flight; says whether the router had no place for more."""
-        while (free := room - len(self._owned)) > 0 and (batch := source.take(min(free, BATCH))):
+        """Fill up to `room` groups in flight; says whether the router had no place for more.
+
+        A batch that it does not take is halved: others may keep it from ever having room for all of one.
+        """
+        most = BATCH
+        while (free := room - len(self._owned)) > 0 and (batch := source.take(min(free, most))):
             key = f"stream-{secrets.token_hex(16)}"
             try:
                 accepted = await self._calls.submit(
@@ -167,6 +172,9 @@ class GroupStream:
                 )
             except ServiceError as error:
                 source.give_back(batch)
+                if len(batch) > 1 and error.code in (TOO_MANY, TOO_LARGE):
+                    most = len(batch) // 2
+                    continue
                 if error.code != TOO_MANY:
                     raise
                 if not self._owned:

@@ -278,7 +278,7 @@ _sglang: Final = msgspec.json.Decoder(_Sglang)
 def _decode(decoder: msgspec.json.Decoder[Any], content: bytes, *, empty: bool = False) -> Any:
     try:
         answer = decoder.decode(content)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UnreadableAnswerError(str(error)) from error
     if not empty and getattr(answer, "choices", True) == []:
         raise UnreadableAnswerError("no choices")

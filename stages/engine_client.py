@@ -98,7 +98,7 @@ class EngineClient:
                 raise EngineUnavailableError(f"replica {url} does not tell its models", "timeout") from error
             except (TransportError, InvalidURL) as error:
                 raise EngineUnavailableError(f"replica {url} does not tell its models: {error}", "connect") from error
-            except (msgspec.MsgspecError, IndexError) as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, IndexError) as error:
                 raise EngineUnavailableError(f"replica {url} does not tell its models: {error}", "answer") from error
         return self._models[url]
 

@@ -305,5 +305,5 @@ class EngineControl:
     def _decode(url: str, content: bytes, kind: type[T]) -> T:
         try:
             return msgspec.json.decode(content, type=kind)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise EngineControlError(f"replica {url}: answer not understood: {error}", status=200) from error

@@ -220,8 +220,8 @@ class Revoked(msgspec.Struct, frozen=True):
 class HeartbeatOut(msgspec.Struct, frozen=True):
     """Answer to POST /v1/heartbeat.
 
-    `moved` names rollouts whose session goes elsewhere at its next turn; `lost` those whose replica is down, so that
-    its answer is not worth waiting for.
+    `moved` names rollouts that are to ask for their session again before the next turn; `lost` those whose replica is
+    down, so that its answer is not worth waiting for.
     """
 
     epoch: int

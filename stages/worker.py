@@ -121,8 +121,8 @@ class Worker:
         """Give every lease back at once: what runs below this process was struck by the same signal as it."""
         self._abandoned = True
         self.drain()
-        for task in list(self._tasks.values()):
-            task.cancel()
+        for task in self._tasks.values():
+            asyncio.get_running_loop().call_soon(task.cancel)  # after its first step: before it, nobody could answer
 
     def drain(self) -> None:
         """Take no more leases; `run` returns when the present ones are done."""

@@ -23,6 +23,8 @@ Z95: Final = 1.959963984540054
 RIGHT: Final = 1.0
 """The least reward that counts as solved."""
 BATCH: Final = 64
+PARTS: Final = 16
+"""A batch is this part of what the router holds at most: beside a training run all of it is never free."""
 FULL_S: Final = 1.0
 
 
@@ -120,7 +122,7 @@ async def evaluate(
         ServiceError: the router refused a task.
         RouterUnreachableError: no router answered for the client's patience.
     """
-    batch = max(1, min(BATCH, max_open // k))
+    batch = max(1, min(BATCH, max_open // (PARTS * k)))
     order: list[str] = []
     rows: dict[str, list[dict[str, Any]]] = {}
     closed: set[str] = set()

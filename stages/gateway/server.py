@@ -142,12 +142,19 @@ class _Connection(asyncio.Protocol):
         self._writable.set()
 
     def data_received(self, data: bytes) -> None:
+        rest = self._read(memoryview(data))
+        while rest is not None:
+            self._read(memoryview(self._without_offer()))
+            rest = None if self.closing else self._read(rest)
+
+    def _read(self, data: memoryview) -> memoryview | None:
+        """Parse; what follows the head of a request that offers another protocol, else None."""
         if not self._headed:
             self._head_size += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as offered:
-            self._decline(data[offered.args[0] :])
+            return data[offered.args[0] :]
         except httptools.HttpParserError as error:
             if isinstance(error.__context__, RefusedError):
                 self._refuse_and_close(error.__context__)
@@ -160,11 +167,12 @@ class _Connection(asyncio.Protocol):
                 self._share.pool.wait(self._transport)
                 if self._late is None:
                     self._late = asyncio.get_running_loop().call_later(BODY_S, self._overdue)
+        return None
 
-    def _decline(self, rest: bytes) -> None:
-        """Go on in HTTP/1.1 where the client offered another protocol, as RFC 9110 (7.8) allows.
+    def _without_offer(self) -> bytes:
+        """The head of a request whose client offered another protocol, to go on in HTTP/1.1 as RFC 9110 (7.8) allows.
 
-        The parser takes such a request to end with its head, so it reads the head again without the offer.
+        The parser takes such a request to end with its head, so a new one reads it again without the offer.
         """
         closing = any(name == b"connection" and b"close" in value.lower() for name, value in self._headers)
         kept = [(name, value) for name, value in self._headers if name not in (b"connection", b"upgrade")]
@@ -173,7 +181,7 @@ class _Connection(asyncio.Protocol):
         head = b"%s %s HTTP/%s\r\n" % (self._parser.get_method(), self._url, version)
         self._begin()
         self._parser = httptools.HttpRequestParser(self)
-        self.data_received(head + b"".join(b"%s: %s\r\n" % one for one in kept) + b"\r\n" + rest)
+        return head + b"".join(b"%s: %s\r\n" % one for one in kept) + b"\r\n"
 
     def abort(self) -> None:
         """Close at once."""

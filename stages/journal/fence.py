@@ -8,6 +8,8 @@ after the beat stood still for a lease time, so whoever has not managed a beat f
 from __future__ import annotations
 
 import logging
+import os
+import re
 import time
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -19,6 +21,8 @@ from stages.layout import RunLayout
 
 STAT, TIME = "stat", "stat and time"
 _MOUNTS: Final = Path("/proc/self/mounts")
+_ESCAPED: Final = re.compile(r"\\([0-7]{3})")
+"""How the kernel writes blanks and backslashes in that file; all other bytes stand as they are."""
 _INCOHERENT: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs"})
 
 log = logging.getLogger(__name__)
@@ -74,7 +78,7 @@ def probe(layout: RunLayout) -> Probed:
     Raises:
         JournalError: the filesystem cannot hold a claim.
     """
-    filesystem = filesystem_of(layout.journal.resolve(), _MOUNTS.read_text())
+    filesystem = filesystem_of(layout.journal.resolve(), os.fsdecode(_MOUNTS.read_bytes()))
     _try_links(layout.journal)
     found = Probed(filesystem, TIME if filesystem in _INCOHERENT else STAT)
     log.info("fence of %s: %s, filesystem %s", layout.journal, found.kind, found.filesystem)
@@ -84,11 +88,11 @@ def probe(layout: RunLayout) -> Probed:
 def filesystem_of(path: Path, mounts: str) -> str:
     """The type of the filesystem that a resolved path lies on, by the text of /proc/self/mounts."""
     best, kind = -1, "unknown"
-    for line in mounts.splitlines():
+    for line in mounts.split("\n"):
         fields = line.split(" ")
         if len(fields) < 3:
             continue
-        point = Path(fields[1].encode().decode("unicode_escape"))
+        point = Path(_ESCAPED.sub(lambda found: chr(int(found[1], 8)), fields[1]))
         # Of two mounts on one point the later one is what is seen.
         if (path == point or point in path.parents) and len(point.parts) >= best:
             best, kind = len(point.parts), fields[2]

@@ -110,16 +110,25 @@ class EvalHand(Stagehand):
             return await self._verify_on(ground, environment, given, left)
 
     async def _verify_on(self, ground: Standing, environment: Environment, given: EvalInput, left: RunResult) -> Reward:
-        image, stack = ground.image, list(ground.layers)
-        below = stack if image.root == "host" else [Path(image.root), *stack]
-        workspace: list[Path] = []
-        if left.workspace is not None:
-            workspace = await asyncio.to_thread(self._unpack_workspace, left, environment, below)
+        if left.workspace is None:
+            return await self._verify_over(ground, ground.layers, environment, given, left)
+        below = ground.layers if ground.image.root == "host" else (Path(ground.image.root), *ground.layers)
+        unpacked = asyncio.to_thread(self._unpack_workspace, left, environment, list(below))
+        unpacking = asyncio.create_task(unpacked, name="unpack")
         try:
-            spec = SandboxSpec(
-                image=image.root, env=image.env, workspace=environment.workspace,
-                layers=tuple(str(layer) for layer in (*stack, *workspace)),
-            )  # fmt: skip
+            layers = *ground.layers, *await asyncio.shield(unpacking)
+            return await self._verify_over(ground, layers, environment, given, left)
+        finally:
+            await asyncio.shield(_removed(unpacking))
+
+    async def _verify_over(
+        self, ground: Standing, layers: tuple[Path, ...], environment: Environment, given: EvalInput, left: RunResult
+    ) -> Reward:
+        image = ground.image
+        spec = SandboxSpec(
+            image=image.root, env=image.env, workspace=environment.workspace, layers=tuple(map(str, layers))
+        )
+        try:
             async with self._backend.create(spec) as sandbox:
                 return await self._task.verify(sandbox, given.payload, left.trajectory)
         except LimitExceeded as error:  # of what runs there only the agent's work differs from rollout to rollout
@@ -128,9 +137,6 @@ class EvalHand(Stagehand):
             raise
         except Exception as error:  # the boundary to a task's verifier: it says nothing about the policy
             raise VerifierError(f"{type(error).__name__}: {error}") from error
-        finally:
-            for directory in workspace:
-                await asyncio.to_thread(remove_tree, directory.parent)
 
     def _unpack_workspace(self, left: RunResult, environment: Environment, below: list[Path]) -> list[Path]:
         """RUN's workspace as a layer directory of its own, in a fresh node-local place, without what is protected."""
@@ -168,3 +174,12 @@ class EvalHand(Stagehand):
             layer_digests=given.layers, infrastructure_attempts=given.infrastructure_attempts,
             created_at=given.created_at, finished_at=now,
         )  # fmt: skip
+
+
+async def _removed(unpacking: asyncio.Task[list[Path]]) -> None:
+    """Remove what was unpacked; the thread of one that was cancelled is not stopped, and so it is waited for."""
+    await asyncio.wait([unpacking])
+    if unpacking.cancelled() or unpacking.exception() is not None:
+        return  # it has removed it itself
+    for directory in unpacking.result():
+        await asyncio.to_thread(remove_tree, directory.parent)

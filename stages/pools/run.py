@@ -111,12 +111,16 @@ class RunHand(Stagehand):
 
     async def work(self, lease: LeaseOut) -> Result:
         """Run the agent to its end, whatever that is, and hand on what it left; or to where a drain stops it."""
+        session = self._sessions[lease.rollout_id] = AttemptSession(
+            self._link, self._engine, lease.rollout_id, lease.attempt
+        )
         try:
-            return await self._work(lease)
-        finally:
-            self._sessions.pop(lease.rollout_id, None)
+            return await self._work(lease, session)
+        finally:  # of a lease that was lost the rollout's next attempt may be here already
+            if self._sessions.get(lease.rollout_id) is session:
+                del self._sessions[lease.rollout_id]
 
-    async def _work(self, lease: LeaseOut) -> Result:
+    async def _work(self, lease: LeaseOut, session: AttemptSession) -> Result:
         given = msgspec.json.decode(lease.input, type=RunInput)
         environment = self._task.environment(given.payload)
         saving = self._saving
@@ -130,14 +134,17 @@ class RunHand(Stagehand):
                 lease, given, before, resumes=self._resumable is not None, every=saving.every_turns,
                 drain=self._drain, segments=self._segments, keep=self._keep,
             )  # fmt: skip
-            model = self._model(lease, given, turns)
+            model = self._model(lease, given, turns, session)
             if before is not None:
                 model.restore(before.record.stream)
             spec = _spec(environment, ground, before)
             # A workspace is packed at the end, so its sandbox starts in any case.
             async with self._backend.create(spec) as sandbox, _starting(sandbox, ahead=bool(environment.workspace)):
                 turns.begin(model, sandbox)
-                ended = await _until_stopped(self._run_agent(given, model, sandbox, turns, before), turns)
+                late = asyncio.timeout(given.budget - turns.spent_s + CANCEL_S)
+                ended = await _until_stopped(self._run_agent(given, model, sandbox, turns, before), turns, late)
+                if ended is None and late.expired():  # it was told to end, and did not
+                    ended = _used_up(given, model)
                 if ended is None:
                     checkpoint, wasted = await turns.hand_on()
                     return Result(
@@ -173,9 +180,7 @@ class RunHand(Stagehand):
             wasted_tokens=lost, llm_s=model.llm_s, tool_s=model.tool_s,
         )  # fmt: skip
 
-    def _model(self, lease: LeaseOut, given: RunInput, turns: Turns) -> StreamModel:
-        session = AttemptSession(self._link, self._engine, lease.rollout_id, lease.attempt)
-        self._sessions[lease.rollout_id] = session
+    def _model(self, lease: LeaseOut, given: RunInput, turns: Turns, session: AttemptSession) -> StreamModel:
         if given.session is not None:
             session.given(given.session)
         return StreamModel(
@@ -198,10 +203,7 @@ class RunHand(Stagehand):
                     await self._agent.run(given.payload, model, sandbox, self._limits)
         except TimeoutError as error:
             if budget.expired():
-                if model.unanswered is not None:
-                    message = f"the fleet was away when the attempt's {given.budget:g} s ended: {model.unanswered}"
-                    raise LLMError(message) from error
-                return PolicyTimeoutError.failure_class, f"the attempt used up its {given.budget:g} s of service time"
+                return _used_up(given, model)
             if error.errno is not None:
                 raise
             return AgentError.failure_class, f"TimeoutError: {error}"
@@ -216,7 +218,8 @@ class RunHand(Stagehand):
             raise
         except Exception as error:  # noqa: BLE001 - the boundary to an agent's own code: what breaks there is its doing
             return AgentError.failure_class, f"{type(error).__name__}: {error}"
-        return OK, ""
+        # One that was told to end, and ended later of its own accord, used more than it had all the same.
+        return _used_up(given, model) if budget.expired() else (OK, "")
 
     async def _workspace(self, environment: Environment, sandbox: Sandbox) -> tuple[str | None, bytes | None]:
         """What the agent changed under the task's declared paths, but for the protected ones; None where nothing.
@@ -249,11 +252,22 @@ async def _starting(sandbox: Sandbox, *, ahead: bool) -> AsyncIterator[None]:
         await asyncio.gather(start, return_exceptions=True)
 
 
-async def _until_stopped(agent: Coroutine[Any, Any, tuple[str, str]], turns: Turns) -> tuple[str, str] | None:
-    """The agent's outcome, or None where a drain stopped it: the agent is then cancelled and has ended."""
+def _used_up(given: RunInput, model: StreamModel) -> tuple[str, str]:
+    """The outcome of an attempt whose service time is over."""
+    if model.unanswered is not None:
+        raise LLMError(f"the fleet was away when the attempt's {given.budget:g} s ended: {model.unanswered}")
+    return PolicyTimeoutError.failure_class, f"the attempt used up its {given.budget:g} s of service time"
+
+
+async def _until_stopped(
+    agent: Coroutine[Any, Any, tuple[str, str]], turns: Turns, late: asyncio.Timeout
+) -> tuple[str, str] | None:
+    """The agent's outcome, or None where a drain stopped it, or `late` came: it is then cancelled and has ended."""
     running = asyncio.create_task(agent, name="agent")
     try:
-        await turns.until_stopped(running)
+        with contextlib.suppress(TimeoutError):
+            async with late:
+                await turns.until_stopped(running)
         return running.result() if running.done() else None
     finally:
         if not running.done():

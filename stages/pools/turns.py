@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import io
 import logging
-import shutil
 import tempfile
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +18,7 @@ import msgspec
 from sandbox.errors import SandboxError
 from sandbox.layers import unpack
 from sandbox.protocols import Sandbox
+from sandbox.scratch import remove_tree
 from stages.checkpoint import Checkpoint
 from stages.errors import StageError
 from stages.handoff import SegmentWriter, wait_checkpoint
@@ -83,21 +84,32 @@ async def restored(
         yield None
         return
     place = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="checkpoint-", dir=scratch))
+    unpacking: asyncio.Task[Any] | None = None
     try:
         found: Restored | None = None
         try:
             record = await wait_checkpoint(run_dir, given.checkpoint, visibility_s=visibility_s)
             if record.layers != given.layers:
                 raise StageError(f"it lies over layers {record.layers}, the lease has {given.layers}")
-            await asyncio.to_thread(
-                unpack, io.BytesIO(record.layer or b""), place / "upper", digest=record.layer_digest
-            )
+            data = io.BytesIO(record.layer or b"")
+            unpacked = asyncio.to_thread(unpack, data, place / "upper", digest=record.layer_digest)
+            unpacking = asyncio.create_task(unpacked, name="unpack")
+            await asyncio.shield(unpacking)
             found = Restored(msgspec.structs.replace(record, layer=None), place / "upper")
         except (StageError, SandboxError, OSError) as error:
             log.warning("%s: starts anew, its checkpoint cannot be used: %s", given.task_id, error)
         yield found
     finally:
-        await asyncio.shield(asyncio.to_thread(shutil.rmtree, place, ignore_errors=True))
+        await asyncio.shield(_removed(place, unpacking))
+
+
+async def _removed(place: Path, unpacking: asyncio.Task[Any] | None) -> None:
+    """Remove it; the thread of one that was cancelled is not stopped, and so it is waited for."""
+    if unpacking is not None:
+        await asyncio.wait([unpacking])
+        if not unpacking.cancelled():
+            unpacking.exception()  # told already, or nobody waits for it any more
+    await asyncio.to_thread(remove_tree, place)
 
 
 class Turns:
@@ -131,7 +143,7 @@ class Turns:
         self._segments, self._keep = segments, keep
         self._started = time.perf_counter()
         self._parked = asyncio.Event()
-        self._model: StreamModel | None = None
+        self._held: Callable[[], StreamModel | None] = lambda: None
         self._sandbox: Sandbox | None = None
         self._kept_turns = self._kept_tokens = 0
         if before is not None:
@@ -141,7 +153,12 @@ class Turns:
 
     def begin(self, model: StreamModel, sandbox: Sandbox) -> None:
         """The agent is about to start on these."""
-        self._model, self._sandbox = model, sandbox
+        # The model holds this: two that hold each other wait for the garbage collector, with the whole trajectory.
+        self._held, self._sandbox = weakref.ref(model), sandbox
+
+    @property
+    def _model(self) -> StreamModel | None:
+        return self._held()
 
     @property
     def spent_s(self) -> float:

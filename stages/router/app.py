@@ -137,7 +137,7 @@ class Service:
         return answer({**view, "fence": fence, "fleet": self._replicas.listing(), "members": self._members()})
 
     async def metrics(self, request: Request) -> Response:
-        text = render(self._router, self._replicas.pressure.readings, self._leasing.loads)
+        text = render(self._router, self._replicas.pressure.readings, self._leasing.loads, self._leasing.spent)
         return Response(text, media_type="text/plain; version=0.0.4")
 
     async def healthz(self, request: Request) -> Response:

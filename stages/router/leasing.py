@@ -14,8 +14,9 @@ from stages.errors import ServiceError
 from stages.ledger import grants, outcomes
 from stages.ledger.events import CommitItem, Committed, Heartbeat, Leased, MemberGone
 from stages.ledger.fleet import Session
-from stages.ledger.state import EVAL, INIT, RUN, Lease
+from stages.ledger.state import EVAL, INIT, RUN, STAGES, Lease
 from stages.router.core import Router
+from stages.router.metrics import Seconds
 from stages.router.served import ServedTask
 from stages.trajectory import RowRange, Sampling
 from stages.wire import (
@@ -63,11 +64,13 @@ class Leasing:
         """Member -> when it was last heard of, on the monotonic clock."""
         self.hand_over = False
         """Whether workers are to give back what they hold now: the router goes, and comes again later."""
+        self.spent = {stage: Seconds() for stage in STAGES}
+        """Service time of the attempts that ended, by stage."""
         self._gone: dict[str, None] = {}
         self.run_room: Callable[[], int] = lambda: 1 << 30
         """How many rollouts RUN may take more, by what the engines say of themselves."""
         self.uneasy: Callable[[list[str]], tuple[list[str], list[str]]] = lambda rollouts: ([], [])
-        """Of these rollouts in RUN: whose session moves at its next turn, and whose replica is down."""
+        """Of these rollouts in RUN: who asks for its session again before its next turn, and whose replica is down."""
         self.offer: Callable[[str, int], asyncio.Future[Session] | None] = lambda rollout_id, attempt: None
         """A session for an attempt that RUN is about to be given."""
         self.session: Callable[[Session], SessionOut | None] = lambda session: None
@@ -199,6 +202,8 @@ class Leasing:
         lease = self._router.ledger.state.leases.get(_lease_number(commit.lease_id))
         if lease is not None:
             self._check_result(commit, lease)
+            if commit.outcome not in (outcomes.CHECKPOINT, outcomes.GIVEN_BACK):
+                self.spent[lease.stage].add(commit.timing.service_s)
         row, timing = commit.row, commit.timing
         return CommitItem(
             lease=_lease_number(commit.lease_id), outcome=commit.outcome, final=commit.final,

@@ -2,26 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from stages.ledger.outcomes import OUTCOMES
 from stages.router.core import Router
 from stages.router.readings import Reading
 from stages.router.views import stages_view
 
+LATEST: Final = 4096
+"""Durations that quantiles are taken of."""
+
+
+class Seconds:
+    """Durations of one kind: all of them counted and added up, the latest kept."""
+
+    def __init__(self) -> None:
+        self.count, self.total = 0, 0.0
+        self.latest: deque[float] = deque(maxlen=LATEST)
+
+    def add(self, seconds: float) -> None:
+        """One more."""
+        self.count += 1
+        self.total += seconds
+        self.latest.append(seconds)
+
 
 def render(
-    router: Router, readings: Mapping[str, Reading] | None = None, loads: Mapping[str, Mapping[str, Any]] | None = None
-) -> str:
+    router: Router, readings: Mapping[str, Reading] | None = None, loads: Mapping[str, Mapping[str, Any]] | None = None,
+    stages: Mapping[str, Seconds] | None = None,
+) -> str:  # fmt: skip
     """The exposition, one scrape.
 
     Args:
         router: whose ledger is told.
         readings: the last look at each replica.
         loads: what each worker said of itself at its last heartbeat.
+        stages: service time of the attempts that ended, by stage.
     """
-    return "\n".join([*_lines(router), *_fleet(readings or {}), *_workers(loads or {})]) + "\n"
+    lines = [*_lines(router), *_stages(stages or {}), *_fleet(readings or {}), *_workers(loads or {})]
+    return "\n".join(lines) + "\n"
+
+
+def _stages(stages: Mapping[str, Seconds]) -> Iterator[str]:
+    yield "# TYPE rollmill_stage_seconds summary"
+    for stage, spent in stages.items():
+        for quantile, value in _quantiles(spent.latest):
+            yield f'rollmill_stage_seconds{{stage="{stage}",quantile="{quantile}"}} {value:.6f}'
+        yield f'rollmill_stage_seconds_sum{{stage="{stage}"}} {spent.total:.6f}'
+        yield f'rollmill_stage_seconds_count{{stage="{stage}"}} {spent.count}'
 
 
 def _fleet(readings: Mapping[str, Reading]) -> Iterator[str]:
@@ -73,8 +103,12 @@ def _lines(router: Router) -> Iterator[str]:
 
 def _summary(name: str, samples: Sequence[float]) -> Iterator[str]:
     yield f"# TYPE {name} summary"
-    if samples:
-        ordered = sorted(samples)
-        for quantile in (0.5, 0.99):
-            yield f'{name}{{quantile="{quantile}"}} {ordered[min(len(ordered) - 1, int(quantile * len(ordered)))]:.6f}'
+    for quantile, value in _quantiles(samples):
+        yield f'{name}{{quantile="{quantile}"}} {value:.6f}'
     yield f"{name}_count {len(samples)}"
+
+
+def _quantiles(samples: Iterable[float]) -> Iterator[tuple[float, float]]:
+    if ordered := sorted(samples):
+        for quantile in (0.5, 0.99):
+            yield quantile, ordered[min(len(ordered) - 1, int(quantile * len(ordered)))]

@@ -87,6 +87,10 @@ class PolicyKeeper:
         self._closed = False
         self.syncing: dict[str, str] = {}
         """Replicas that are being given weights now, with the mode that becomes of what they run."""
+        fleet = router.ledger.state.fleet
+        self.renamed: set[str] = set() if fleet.weights is None else set(fleet.sessions)
+        """Rollouts whose workers may name another adapter, or none, until they ask for their session again: they would
+        sample from other weights than the current version's. At the start nobody knows what they were told."""
 
     async def set(self, request: PolicyIn) -> None:
         """Make a version current; returns when every replica has it or is out.
@@ -173,7 +177,10 @@ class PolicyKeeper:
         known = {replica.id for replica in replicas}
         joined = [r for r in self._router.ledger.state.fleet.replicas if r not in known] if weights.path else []
         failed |= dict.fromkeys(joined, f"joined while version {weights.version} was being loaded")
-        await self._router.submit(
+        fleet = self._router.ledger.state.fleet
+        if weights.adapter != (None if fleet.weights is None else fleet.weights.adapter):
+            self.renamed = set(fleet.sessions)
+        await self._router.put(  # however long the filesystem takes: the engines have it
             PolicyChanged(
                 t=self._router.clock(), version=weights.version, weights_path=weights.path, mode=weights.mode,
                 adapter=weights.adapter, failed=failed,
@@ -256,12 +263,12 @@ class PolicyKeeper:
             error = await self._missing(replica, weights)
             if error is None:
                 self._waits.pop(replica.id, None)
-                await self._change(replica, "ready", "", weights.version)
+                self._change(replica, "ready", "", weights.version)
                 self._woken()
                 return
         waits.until, waits.next_s = time.monotonic() + waits.next_s, min(CATCH_UP_S[1], 2 * waits.next_s)
         if error != replica.reason:
-            await self._change(replica, "down", error, None)
+            self._change(replica, "down", error, None)
 
     async def _missing(self, replica: Replica, weights: Weights) -> str | None:
         if weights.adapter is None:
@@ -282,11 +289,11 @@ class PolicyKeeper:
             return None if error.detail.get("status") in NO_SUCH_ROUTE else f"may be paused: {error}"
         return None
 
-    async def _change(self, replica: Replica, change: str, reason: str, version: int | None) -> None:
+    def _change(self, replica: Replica, change: str, reason: str, version: int | None) -> None:
         event = ReplicaChanged(
             t=self._router.clock(), replica=replica.id, change=change, reason=reason, version=version
         )  # fmt: skip
-        await self._router.submit(event)
+        self._router.put(event)
 
 
 def _check_adapter(directory: Path) -> None:

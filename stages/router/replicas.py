@@ -103,9 +103,9 @@ class Replicas:
         self._seen.add(replica_id)
         replica = self._router.ledger.state.fleet.replicas[replica_id]
         if self.policy is not None and self.policy.must_wait(replica):
-            await self._change(replica_id, "down", "has not loaded the current policy version yet")
+            self._change(replica_id, "down", "has not loaded the current policy version yet")
             self._catch_up(replica)
-        await joined
+        await self._router.durable(joined)
         self.woken()
         return {"id": replica_id}
 
@@ -118,19 +118,19 @@ class Replicas:
         """Drain: no new sessions; gone when the last one ends."""
         if replica_id not in self._router.ledger.state.fleet.replicas:
             raise ServiceError(404, "not_found", f"replica {replica_id!r} is not in the fleet")
-        await self._change(replica_id, "drain", "asked")
+        await self._router.durable(self._change(replica_id, "drain", "asked"))
         return {"id": replica_id, "state": "draining"}
 
     async def remove(self, replica_id: str, reason: str) -> None:
         """The replica's process has ended: its sessions are open to be assigned anew."""
         self._seen.discard(replica_id)
         if replica_id in self._router.ledger.state.fleet.replicas:
-            await self._change(replica_id, "leave", reason)
+            await self._router.durable(self._change(replica_id, "leave", reason))
 
-    async def _change(self, replica_id: str, change: str, reason: str) -> None:
-        await self._router.submit(
-            ReplicaChanged(t=self._router.clock(), replica=replica_id, change=change, reason=reason)
-        )
+    def _change(self, replica_id: str, change: str, reason: str) -> asyncio.Future[Any]:
+        """So from now on; what the router finds by itself waits for no filesystem, which may stand still."""
+        event = ReplicaChanged(t=self._router.clock(), replica=replica_id, change=change, reason=reason)
+        return self._router.put(event)
 
     async def open_session(self, request: SessionIn) -> SessionOut:
         """Assign an attempt to a replica, or say again which one it has."""
@@ -146,6 +146,8 @@ class Replicas:
                 self._asked[request.rollout_id] = time.monotonic()
                 if (described := self.described(session)) is None:
                     raise ServiceError(503, "no_replica", "the replica has just left; ask again", retry_after_s=0)
+                if self.policy is not None:
+                    self.policy.renamed.discard(request.rollout_id)
                 return described
             left_s = until - time.monotonic()
             if left_s <= 0 or self._router.stopping or not await self._router.waiters.wait("replica", left_s):
@@ -183,11 +185,10 @@ class Replicas:
         return None if left else session
 
     def _choose(self, request: SessionIn) -> str | None:
-        state = self._router.ledger.state
+        state, key = self._router.ledger.state, ""
         avoid = self.pressure.avoided(time.monotonic())
         if self.policy is not None and self.policy.syncing:
             avoid = avoid | self.policy.syncing.keys()
-        key = ""
         if self.rules.way == "prefix_hash":
             # Rollouts of one task begin with the same prompt.
             key = state.groups[state.rollouts[request.rollout_id].group].payload
@@ -196,8 +197,7 @@ class Replicas:
     def described(self, session: Session) -> SessionOut | None:
         """Where the attempt generates; None where its replica has left."""
         state = self._router.ledger.state
-        replica = state.fleet.replicas.get(session.replica)
-        if replica is None:
+        if (replica := state.fleet.replicas.get(session.replica)) is None:
             return None
         weights = state.fleet.weights
         return SessionOut(
@@ -227,7 +227,7 @@ class Replicas:
         return {"version": self._router.ledger.state.policy_version, "replicas": self.policy_view()}
 
     def uneasy(self, rollouts: list[str]) -> tuple[list[str], list[str]]:
-        """Of these rollouts, whose leases were renewed: whose session moves at its next turn, whose replica is down."""
+        """Of these rollouts, whose leases were renewed: who asks again before its next turn, whose replica is down."""
         fleet, now = self._router.ledger.state.fleet, time.monotonic()
         lost = []
         for rollout_id in rollouts:
@@ -236,7 +236,8 @@ class Replicas:
                 self._asked[rollout_id] = now  # its worker is there: a generation may take longer than the idle time
             if session is not None and fleet.usable(rollout_id, session.attempt) is None:
                 lost.append(rollout_id)
-        return [rollout_id for rollout_id in rollouts if rollout_id in self._moving], lost
+        asks = self._moving if self.policy is None else self._moving | self.policy.renamed
+        return [rollout_id for rollout_id in rollouts if rollout_id in asks], lost
 
     def run_room(self) -> int:
         """How many rollouts RUN may take more."""
@@ -273,9 +274,8 @@ class Replicas:
             await asyncio.gather(*late, return_exceptions=True)
 
     async def _probe_all(self) -> None:
-        replicas = list(self._router.ledger.state.fleet.replicas)
-        await asyncio.gather(*(self._probe_one(replica_id) for replica_id in replicas))
-        await self._close_idle()
+        await asyncio.gather(*map(self._probe_one, self._router.ledger.state.fleet.replicas))
+        self._close_idle()
 
     async def _probe_one(self, replica_id: str) -> None:
         replica = self._router.ledger.state.fleet.replicas.get(replica_id)
@@ -291,13 +291,13 @@ class Replicas:
             if self.policy is not None and self.policy.must_wait(replica):
                 self._catch_up(replica)
                 return
-            await self._change(replica_id, "ready", "")
+            self._change(replica_id, "ready", "")
             self.woken()
         elif is_new:
             self.woken()
         elif failures >= FAILURES_TO_EJECT and replica.health == READY:
             self._seen.discard(replica_id)
-            await self._change(replica_id, "down", f"{failures} probes of {replica.url}/health failed")
+            self._change(replica_id, "down", f"{failures} probes of {replica.url}/health failed")
 
     def _catch_up(self, replica: Replica) -> None:
         """Beside the probes: loading weights takes as long as it takes."""
@@ -317,7 +317,7 @@ class Replicas:
                 reading = await self._read(replica.url)
                 stuck = None if self.policy is None else await self.policy.unpause(replica)
             if stuck is not None and replica.id in fleet.replicas and replica.health == READY:
-                await self._change(replica.id, "down", stuck)
+                self._change(replica.id, "down", stuck)
             return None if reading is None else (replica.id, reading)
 
         found = await asyncio.gather(*(one(r) for r in list(fleet.replicas.values()) if r.health != DOWN))
@@ -334,14 +334,14 @@ class Replicas:
         if self.rules.move_above > 0:
             self._moving = set(fleet.to_move(self.rules.move_above, self.pressure.over(now)))
 
-    async def _close_idle(self) -> None:
+    def _close_idle(self) -> None:
         """Close sessions of which nothing was heard for the idle time; who still has one asks again by then."""
         state, now = self._router.ledger.state, time.monotonic()
         for rollout_id in self._asked.keys() - state.fleet.sessions.keys():
             del self._asked[rollout_id]
         for rollout_id, session in list(state.fleet.sessions.items()):
             if now - self._asked.setdefault(rollout_id, now) > state.rules.session_idle_s:
-                await self._router.submit(SessionClosed(t=self._router.clock(), session=session.id))
+                self._router.put(SessionClosed(t=self._router.clock(), session=session.id))
 
 
 async def _every(period_s: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -55,6 +55,7 @@ class Rollouts:
         rows, environments = await asyncio.to_thread(self._prepared, request)
         if key is not None and key in self._router.ledger.state.keys:
             return await self._accepted_before(key, digest)
+        self._check(request)  # again: others may have been accepted meanwhile, or a drain have begun
         first = self._router.ledger.state.next_group
         groups = [
             GroupSpec(group_name(first + i), str(row["task_id"]), self._router.payloads.stage(row), environment)

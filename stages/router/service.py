@@ -193,12 +193,13 @@ async def _beat(layout: RunLayout, router: Router, found: Beacon, every_s: float
 async def _obey(layout: RunLayout, router: Router, leasing: Leasing) -> None:
     """Follow the requests that lie in control/: they outlive routers, and whoever starts the run anew clears them."""
     while True:
-        cancel = await asyncio.to_thread(control.pending, layout, "cancel")
-        reason = await asyncio.to_thread(control.message, layout, "drain")
-        drain, leasing.hand_over = cancel or reason is not None, reason == control.TOLD_BY_SLURM
-        if drain != router.ledger.state.draining:
-            await router.submit(Draining(t=router.clock(), on=drain))
-        if cancel and router.ledger.state.groups:
-            groups = list(router.ledger.state.groups)
-            await router.submit(Cancelled(t=router.clock(), groups=groups, reason="the run was cancelled"))
+        with contextlib.suppress(OSError):  # the next look tries again
+            cancel = await asyncio.to_thread(control.pending, layout, "cancel")
+            reason = await asyncio.to_thread(control.message, layout, "drain")
+            drain, leasing.hand_over = cancel or reason is not None, reason == control.TOLD_BY_SLURM
+            if drain != router.ledger.state.draining:
+                router.put(Draining(t=router.clock(), on=drain))
+            if cancel and router.ledger.state.groups:
+                groups = list(router.ledger.state.groups)
+                router.put(Cancelled(t=router.clock(), groups=groups, reason="the run was cancelled"))
         await asyncio.sleep(CONTROL_S)

@@ -8,14 +8,14 @@ import errno
 import os
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from stages import beacon, sharedfs
+from stages import beacon, control, sharedfs
 from stages.client import AsyncRolloutClient
 from stages.http import Client
 from stages.journal.history import read_events
@@ -178,3 +178,59 @@ async def ready(layout: RunLayout) -> bool:
     assert found is not None
     async with Client() as client:
         return (await client.get(f"{found.url}/readyz")).status_code == 200
+
+
+async def test_what_the_router_itself_decides_in_a_stall_stands_and_does_not_end_it(
+    layout: RunLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that goes, and a drain that is asked for by file: nobody waits for an answer that could be refused."""
+    for name in ("replicas.PROBE_S", "service.CONTROL_S", "core.STALL_CHECK_S"):
+        monkeypatch.setattr(f"stages.router.{name}", 0.05)
+    well = True
+
+    @contextlib.asynccontextmanager
+    async def probes() -> AsyncIterator[Callable[[str], Awaitable[bool]]]:
+        async def probe(url: str) -> bool:
+            return well
+
+        yield probe
+
+    monkeypatch.setattr("stages.router.service.health_probe", probes)
+    async with running(layout) as (fs, _, _), AsyncRolloutClient(layout.root, patience_s=1.0) as trainer:
+        await trainer.add_replica("http://127.0.0.1:9")
+        fs.healthy.clear()
+        well = False
+        control.request(layout.root, "drain")
+
+        async def decided() -> bool:
+            now = await trainer.status()
+            return now["state"] == "draining" and now["fleet"][0]["state"] == "down"
+
+        await eventually(decided, "both are known to the router")
+        began = time.monotonic()
+        await eventually(lambda: time.monotonic() > began + 2 * STALL_S, "the stall is one")
+        fs.healthy.set()
+        assert (await trainer.status())["epoch"] == 1
+
+
+async def test_a_request_by_file_that_cannot_be_looked_for_is_looked_for_again(
+    layout: RunLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stages.router.service.CONTROL_S", 0.05)
+    refused = []
+
+    def pending(layout: RunLayout, name: control.Request) -> bool:
+        if len(refused) < 3:
+            refused.append(name)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return layout.control_request(name).exists()
+
+    monkeypatch.setattr(control, "pending", pending)
+    async with routed(layout), AsyncRolloutClient(layout.root, patience_s=1.0) as trainer:
+        await trainer.submit([{"task_id": "toy-1"}])
+        control.request(layout.root, "cancel")
+
+        async def cancelled() -> bool:
+            return bool((await trainer.status())["rollouts"]["cancelled"])
+
+        await eventually(cancelled, "it was found all the same")

@@ -77,7 +77,7 @@ async def test_a_long_poll_for_work_is_answered_when_work_comes(layout: RunLayou
         polling = asyncio.create_task(worker.lease("init", wait_s=30))
         await asyncio.sleep(0)
         await trainer.submit([{"task_id": "toy-1"}])
-        (lease,) = await asyncio.wait_for(polling, 5)
+        (lease,) = await asyncio.wait_for(polling, 20)
         assert lease["stage"] == "init" and lease["input"]["environment"]["image"] == "host"
         assert "answer" not in lease["input"]["payload"]
 
@@ -291,6 +291,16 @@ async def test_more_than_admission_allows_is_429_with_retry_after(layout: RunLay
         assert answer.status_code == 429 and int(answer.headers["Retry-After"]) >= 1
 
 
+async def test_submissions_that_come_together_do_not_pass_the_bound_together(layout: RunLayout) -> None:
+    async with routed(layout, max_open=3), httpx.AsyncClient() as client:
+        found = beacon.read(layout)
+        assert found is not None
+        headers = {"Authorization": f"Bearer {layout.trainer_token.read_text()}"}
+        body = {"tasks": [{"task_id": "toy-1"}], "group_size": 3}
+        asked = (client.post(f"{found.url}/v1/rollouts", json=body, headers=headers) for _ in range(4))
+        assert sorted(answer.status_code for answer in await asyncio.gather(*asked)) == [202, 429, 429, 429]
+
+
 async def test_the_oracle_alone_is_given_private_columns(layout: RunLayout) -> None:
     async with routed(layout, privileged=True) as link, AsyncRolloutClient(layout.root) as trainer:
         worker = HandWorker(link, "w-1-a")
@@ -331,6 +341,8 @@ async def test_metrics_have_the_contracts_names(layout: RunLayout) -> None:
             await worker.through(stage)
         text = (await link.call("GET", "/metrics", answer=bytes)).decode()
     assert 'rollmill_rollouts_total{status="completed",class="ok"} 1' in text
+    for stage in ("init", "run", "eval"):
+        assert f'rollmill_stage_seconds_count{{stage="{stage}"}} 1' in text
     for name in ("stage_queued", "stage_leased", "tokens_total", "reward", "policy_version", "infra_failure_ratio"):
         assert f"rollmill_{name}" in text
 

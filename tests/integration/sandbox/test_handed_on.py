@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,6 +78,31 @@ async def test_what_was_changed_is_nobody_elses(tmp_path: Path, layer: Path, cha
         assert await layers.run("ls -A1; stat -c %a .; ls -1 ..") == "755\ntmp\nworkspace\n"
         assert len(set(layers.seen)) == 3
         assert not [name for name in layers.seen[:2] if (layers_root(layers).parents[1] / name).exists()]
+
+
+@pytest.mark.parametrize("cancelled", [True, False], ids=["cancelled", "stopped"])
+@pytest.mark.parametrize("tool", ["shell", "program"])
+async def test_where_something_is_still_being_started_nobody_else_begins(
+    tmp_path: Path, layer: Path, tool: str, cancelled: bool
+) -> None:
+    """A late start is ended with all that carry the directory's name: a shell that began there would go with it."""
+    spec = SandboxSpec(workspace=("/workspace",), layers=(str(layer),), limits=QUICK)
+    async with NoneBackend(tmp_path) as backend:
+        await Layers(backend, layer).run("true")
+        sandbox = backend.create(spec)
+        if tool == "program":
+            await sandbox.start()
+        starting = asyncio.create_task(sandbox.start() if tool == "shell" else sandbox.execute(["/bin/sleep", "9"]))
+        async with asyncio.timeout(10):
+            while not backend._spawner._asked:
+                await asyncio.sleep(0)
+        if cancelled:
+            starting.cancel()
+        await sandbox.stop()
+        async with backend.create(spec) as after:
+            done = await after.shell.run("sleep 0.2; echo there")
+            assert (done.output, done.restarted) == ("there\n", False)
+        await asyncio.gather(starting, return_exceptions=True)
 
 
 async def test_a_tasks_own_files_are_laid_anew(tmp_path: Path, layer: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import resource
+import weakref
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from sandbox.limits import Bounds
 from sandbox.none import NoneBackend
 from sandbox.protocols import Sandbox, SandboxSpec
 from tests.integration.sandbox.grounds import QUICK, alive, in_sandbox, wait_until
+from tests.support.waiting import eventually
 
 SPEC = SandboxSpec(workspace=("/workspace",), limits=QUICK)
 
@@ -114,3 +117,21 @@ async def test_a_small_directory_goes_with_its_shell_however_many_end_at_once(
             assert each.exit_code == 0
         await asyncio.gather(*(one.stop() for one in shells))
         assert left == [] and not [one for one in shells if one.directory.exists()]
+
+
+async def test_what_a_sandbox_held_is_freed_with_its_last_user(tmp_path: Path) -> None:
+    gc.disable()
+    try:
+        async with NoneBackend(tmp_path) as backend:
+            one = backend.create(SPEC)
+            await one.shell.run("echo here > note")
+            await one.open_shell().run("cat note")
+            assert await one.files.read_text("/workspace/note") == "here\n"
+            await one.pack(paths=("/workspace",))
+            await one.stop()
+            parts = [weakref.ref(part) for part in (one, one.shell, one.files, one.python)]
+            del one
+            freed = lambda: [part() for part in parts] == [None] * 4  # noqa: E731 - the loop lets go of what stopped it
+            await eventually(freed, "nobody holds it", 10.0)
+    finally:
+        gc.enable()

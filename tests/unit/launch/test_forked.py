@@ -54,6 +54,16 @@ async def test_a_forked_process_takes_signals_that_its_server_is_deaf_to(tmp_pat
             process.send_signal(signal.SIGTERM)
 
 
+async def test_a_forked_process_that_is_told_to_end_at_once_does(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log")
+    async with serving("init") as server:
+        for _ in range(6):
+            process = await server.fork(["init", str(tmp_path), "1"], tmp_path / "log")
+            process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(10):
+                assert await process.wait() == -signal.SIGTERM
+
+
 async def test_a_server_that_is_killed_ends_no_wait_early_and_another_takes_its_place(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "log")
     async with serving("init") as server:
@@ -62,8 +72,17 @@ async def test_a_server_that_is_killed_ends_no_wait_early_and_another_takes_its_
         assert server._process is not None
         server._process.kill()
         await eventually(lambda: server._link is None, "its end is noticed")
-        after = await server.fork(["init", str(tmp_path), "1"], tmp_path / "after.log")
-        assert await after.wait() == 2
+        begun, begin = list[int](), server.begin
+
+        def begin_counted() -> None:
+            begun.append(1)
+            begin()
+
+        server.begin = begin_counted  # type: ignore[method-assign]
+        asked = [server.fork(["init", str(tmp_path), "1"], tmp_path / "after.log") for _ in range(3)]
+        for after in await asyncio.gather(*asked):  # all that it had forked end with it: they are asked for together
+            assert await after.wait() == 2
+        assert len(begun) == 1
         assert not waiting.done()
         process.kill()
         assert await waiting == -signal.SIGKILL

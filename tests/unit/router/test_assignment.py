@@ -87,7 +87,7 @@ async def test_a_session_that_nobody_asks_for_is_closed_after_the_idle_time() ->
     idle_s = toy.router.ledger.state.rules.session_idle_s
     assert (await toy.open(toy.rollouts[0])).ask_again_s < idle_s
     toy.replicas._asked[toy.rollouts[0]] = time.monotonic() - idle_s - 1
-    await toy.replicas._close_idle()
+    toy.replicas._close_idle()
     assert set(toy.fleet.sessions) == {toy.rollouts[1]} and toy.fleet.replicas["r0"].in_flight == 1
 
 
@@ -129,7 +129,7 @@ async def test_a_session_whose_lease_is_renewed_stays_open_however_long_its_gene
     for rollout in toy.rollouts:
         toy.replicas._asked[rollout] = time.monotonic() - idle_s - 1
     toy.replicas.uneasy(toy.rollouts[:1])
-    await toy.replicas._close_idle()
+    toy.replicas._close_idle()
     assert list(toy.fleet.sessions) == toy.rollouts[:1]
 
 

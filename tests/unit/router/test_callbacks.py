@@ -16,7 +16,9 @@ import pytest
 from stages.client import AsyncRolloutClient
 from stages.errors import ServiceError
 from stages.http import RouterLink
+from stages.journal.history import read_events
 from stages.layout import RunLayout
+from stages.ledger.events import CalledBack
 from stages.router import callbacks
 from stages.router.callbacks import is_allowed
 from tests.support.routers import HandWorker, make_run, routed
@@ -103,13 +105,16 @@ async def test_what_is_not_taken_is_told_again_and_by_the_next_router(layout: Ru
         tries = len(listener.told)
         listener.status = 200
         async with routed(layout, callbacks=(listener.url,)):
-            await eventually(lambda: len(listener.told) > tries, "the next router tells it")
-            await asyncio.sleep(0.3)
+            await eventually(lambda: called_back(layout), "the next router tells it")
         assert len(listener.told) == tries + 1
         async with routed(layout, callbacks=(listener.url,)):
             await asyncio.sleep(0.3)
         assert len(listener.told) == tries + 1, "what was taken is journaled"
         assert len({body for _, body in listener.told}) == 1
+
+
+def called_back(layout: RunLayout) -> list[CalledBack]:
+    return [event for event in read_events(layout) if isinstance(event, CalledBack)]
 
 
 async def test_a_callback_that_nobody_takes_is_given_up(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,11 +126,11 @@ async def test_a_callback_that_nobody_takes_is_given_up(layout: RunLayout, monke
             routed(layout, callbacks=(listener.url,)) as link,
             AsyncRolloutClient(layout.root) as trainer,
         ):
-            await one_group(link, trainer, listener.url)
-            await eventually(lambda: len(listener.told) >= 2, "tries")
-            await asyncio.sleep(0.6)
+            group = await one_group(link, trainer, listener.url)
+            (end,) = await eventually(lambda: called_back(layout), "it is given up")
+            assert listener.told and end.failed == {group["group_id"]: "answered 500"}
             tries = len(listener.told)
-            await asyncio.sleep(0.4)
+            await asyncio.sleep(0.8)  # as long as it would be until the next try
             assert len(listener.told) == tries
 
 

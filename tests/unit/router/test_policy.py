@@ -205,7 +205,7 @@ async def test_a_caller_that_goes_away_does_not_leave_the_fleet_half_swapped() -
 
 async def test_an_adapter_is_loaded_under_its_name_and_sessions_say_it(tmp_path) -> None:  # type: ignore[no-untyped-def]
     engines = ScriptedEngines()
-    toy = ToyFleet(1, 1, engines)
+    toy = ToyFleet(1, 2, engines)
     request = PolicyIn(version=1, weights_path=str(tmp_path), adapter="lora-a")
     with pytest.raises(ServiceError, match=r"adapter_config\.json"):
         await toy.replicas.set_policy(request)
@@ -214,3 +214,18 @@ async def test_an_adapter_is_loaded_under_its_name_and_sessions_say_it(tmp_path)
     await toy.replicas.set_policy(request)
     assert engines.done == [("http://r0", 1, f"{tmp_path}/lora-a", "keep")]
     assert (await toy.open(toy.rollouts[0])).adapter == "lora-a"
+
+
+async def test_who_samples_under_an_older_name_asks_for_its_session_again_at_its_next_turn(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (tmp_path / name).write_text("{}")
+    toy = ToyFleet(1, 2, ScriptedEngines())
+    one, other = toy.rollouts
+    replica = (await toy.open(one)).replica_id
+    for version, adapter, renamed in ((1, "lora-a", [one]), (2, "lora-a", []), (3, "lora-b", [one]), (4, None, [one])):
+        path = str(tmp_path)
+        await toy.replicas.set_policy(PolicyIn(version=version, weights_path=path, adapter=adapter))
+        assert toy.replicas.uneasy([one, other]) == (renamed, [])
+        again = await toy.open(one)
+        assert (again.adapter, again.replica_id) == (adapter, replica)
+        assert toy.replicas.uneasy([one, other]) == ([], [])

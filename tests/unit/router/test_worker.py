@@ -118,6 +118,17 @@ async def test_what_is_not_done_when_the_grace_is_over_is_given_back() -> None:
     assert [commit.outcome for commit in link.commits] == ["given_back"]
 
 
+async def test_a_lease_that_came_when_the_worker_was_struck_is_given_back_as_well() -> None:
+    link = ScriptedLink(4)
+    worker = Worker(link, Hand(lambda n: 3600.0), member="run-1-x", stage="run", slots=4, heartbeat_s=9)  # type: ignore[arg-type]
+    running = asyncio.create_task(worker.run(grace_s=5))
+    while not worker._tasks:
+        await asyncio.sleep(0)
+    worker.abandon()  # none of them has taken its first step
+    await asyncio.wait_for(running, 10)
+    assert [commit.outcome for commit in link.commits] == ["given_back"] * 4
+
+
 async def test_a_lease_without_a_slot_waits_and_is_given_back_when_the_worker_drains() -> None:
     begun: list[int] = []
 

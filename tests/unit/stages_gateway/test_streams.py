@@ -58,7 +58,7 @@ async def streaming(held: Gateway, route: str, **more: Any) -> AsyncIterator[Asy
                 yield json.loads(line.removeprefix("data: "))
 
     async with (
-        asyncio.timeout(15),
+        asyncio.timeout(60),
         httpx.AsyncClient(timeout=20, headers=headers, verify=False) as client,
         client.stream("POST", held.url + route, json=body) as response,
     ):
@@ -292,7 +292,7 @@ async def test_a_client_that_does_not_read_holds_up_nobody() -> None:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {held.session.token}\r\n"
         reader, writer = await asyncio.open_connection("127.0.0.1", int(held.url.rpartition(":")[2]), limit=1024)
         writer.write(f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
-        await eventually(lambda: held.chains and held.chains[0].turns, "the turn is whole", 20)
+        await eventually(lambda: held.chains and held.chains[0].turns, "the turn is whole")
         got = (await reader.read()).decode()
         writer.close()
     texts = [json.loads(line[6:])["choices"][0]["text"] for line in got.splitlines() if line.startswith("data: {")]

@@ -20,7 +20,7 @@ async def raw(held: Gateway, *parts: bytes, until: bytes) -> bytes:
     """What comes back for these bytes, up to a text in it or the end."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(held.url.rpartition(":")[2]))
     got = b""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         for part in parts:
             writer.write(part)
             await writer.drain()
@@ -107,6 +107,14 @@ async def test_an_offer_of_another_protocol_is_declined() -> None:
         assert got.startswith(b"HTTP/1.1 200 OK") and b'"content":"two"' in got
         got = await raw(held, b"CONNECT x:1 HTTP/1.1\r\n\r\n", until=b"}}")
         assert got.startswith(b"HTTP/1.1 405 ")
+
+
+async def test_offers_without_end_are_declined_one_after_the_other() -> None:
+    async with gateway([]) as held:
+        offer = b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+        last = b"GET /v1/models HTTP/1.1\r\nConnection: close\r\n\r\n"
+        got = await raw(held, offer * 600 + last, until=b"nothing: it closes")
+        assert got.count(b"HTTP/1.1 401 ") == 601
 
 
 @pytest.mark.parametrize("start", [b"POST /" + b"x" * 70_000, b"POST / HTTP/1.1\r\nX-Long: " + b"x" * 70_000])

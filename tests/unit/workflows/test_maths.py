@@ -90,7 +90,6 @@ def test_other_values_and_no_values_are_different(equality: Equality, gold: str,
     assert not equality.equal(gold, answer)
 
 
-@pytest.mark.timeout(60)
 def test_an_answer_that_never_ends_is_different_and_the_next_is_still_compared(equality: Equality) -> None:
     assert not equality.equal("5", "10^{10^{10^{10}}}")
     assert equality.equal("5", r"\frac{10}{2}")

@@ -36,7 +36,6 @@ def reward(task: StemTask, row: Any, *said: str) -> Reward:
     return asyncio.run(task.verify(None, row, Trajectory([], [Message("assistant", text) for text in said])))  # type: ignore[arg-type]
 
 
-@pytest.mark.timeout(240)
 def test_the_table_of_graded_answers(tmp_path: Path) -> None:
     pairs = [json.loads(line) for line in PAIRS.read_text().splitlines()]
     columns = [{"question": "?", **{k: v for k, v in pair.items() if k not in ("stated", "right")}} for pair in pairs]
