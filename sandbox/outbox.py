@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
+import contextlib
+import fcntl
 import os
+import termios
 
 
 class Outbox:
@@ -18,6 +22,13 @@ class Outbox:
         """Write it; what was not written yet of the data before is dropped."""
         self._unsent = data
         self._flush()
+
+    def is_read(self) -> bool:
+        """Whether all that was sent has been read from the pipe that the descriptor is an end of."""
+        left = array.array("i", [0])
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(self._descriptor, termios.FIONREAD, left)
+        return not self._unsent and left[0] == 0
 
     def close(self) -> None:
         """Forget the rest."""

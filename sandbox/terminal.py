@@ -170,8 +170,7 @@ class Terminal:
             with contextlib.suppress(ShellDied):
                 await self.kill()
             raise
-        marker = self._marker
-        if marker is None:
+        if (marker := self._marker) is None:
             said = self._output.text().strip()[-2000:] or "(nothing)"
             await self.kill()
             what = "ended before its first prompt" if ended else f"gave no prompt within {self._limits.start_s} s"
@@ -271,10 +270,11 @@ class Terminal:
 
     async def _end_command(self) -> None:
         """Interrupt what runs, then kill it; leaves no marker where the shell itself has to go."""
-        process = self._process
-        if process is None or self._scanner is None:
+        process, commands = self._process, self._commands
+        if process is None or commands is None or self._scanner is None:
             return
-        signal_foreground(process.master, signal.SIGINT, self._own_group)
+        if not commands.is_read():  # else the shell reports: a marker that is interrupted is lost, or told twice
+            signal_foreground(process.master, signal.SIGINT, self._own_group)
         if await self._wait(self._limits.interrupt_grace_s):
             return
         deadline = time.monotonic() + self._limits.kill_grace_s
@@ -282,7 +282,7 @@ class Terminal:
             killed = signal_foreground(process.master, signal.SIGKILL, self._own_group)
             if await self._wait(_KILL_EVERY_S):
                 return
-            if killed:  # what the shell would start next from the same command
+            if killed and not commands.is_read():  # what the shell would start next from the same command
                 signal_foreground(process.master, signal.SIGINT, self._own_group)
 
     def _on_readable(self, process: Spawned) -> None:

@@ -26,7 +26,7 @@ from tests.support.mutants import MUTANTS, UNCHANGED, Mutant, MutantError
 LOADED = ("pytest", "hypothesis", "numpy", "pyarrow", "msgspec", "httpx", "starlette.applications", "uvicorn", "uvloop",
           "jinja2", "yaml", "submitit", "zstandard", "rich.live")  # fmt: skip
 AT_ONCE = 3
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 NOTHING_FOUND_OUT = 70
 _PR_SET_PDEATHSIG = 1
 

@@ -22,6 +22,8 @@ RUN_S = 300.0
 LEFT_S = 45.0
 """How long processes that were told to end may take: a worker drains for 20 s, and hands over for 5."""
 POLL_S = 0.008
+LOOKS = 3
+"""Nobody was seen so many times one after the other: amid an exec a process shows neither words nor environment."""
 OVERRIDES = ("lease.ttl_s=4", "lease.heartbeat_s=0.5", f"task.limit={TASKS}", f"group_size={GROUP_SIZE}")
 NUMBERS: dict[Signal, signal.Signals] = {
     "KILL": signal.SIGKILL, "STOP": signal.SIGSTOP, "TERM": signal.SIGTERM
@@ -150,8 +152,10 @@ class Play:
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def _judge(self) -> None:
-        until = time.monotonic() + LEFT_S
-        while (living := processes.marked(self._mark, self._run_dir)) and time.monotonic() < until:
+        until, nobody = time.monotonic() + LEFT_S, 0
+        while nobody < LOOKS and time.monotonic() < until:
+            living = processes.marked(self._mark, self._run_dir)
+            nobody = 0 if living else nobody + 1
             self._wait()
         if living:
             names = [" ".join(process.command)[-90:] for process in living]

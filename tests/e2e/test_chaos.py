@@ -15,12 +15,12 @@ from tests.support.runs import REPOSITORY
 KILLS, SEED = 40, 2
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 def test_forty_faults_in_real_runs_break_no_promise(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-P", "-m", "tests.chaos", "--kills", str(KILLS), "--seed", str(SEED), "--json",
          "--keep", str(tmp_path / "runs")],
-        cwd=REPOSITORY, capture_output=True, text=True, timeout=1180, check=False,
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=2380, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     report = json.loads(result.stdout)

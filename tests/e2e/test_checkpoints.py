@@ -102,7 +102,7 @@ def test_a_drained_rollout_goes_on_in_the_other_worker_with_the_same_tokens(tmp_
             record = decode_checkpoint(data, "here")
             assert sum(sum(chain.loss_mask) for chain in record.stream.chains) == place.tokens
             found[record.rollout_id] = record
-        _, errors = process.communicate(timeout=90)
+        _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     runs.exactly_once(run_dir, 4)
     assert found
@@ -133,7 +133,7 @@ def test_a_killed_worker_costs_what_came_after_the_checkpoint_alone(tmp_path: Pa
         member, item = runs.poll(later, "a checkpoint of three turns")[0]
         rollout_id = rollout_of(run_dir, item.lease)
         os.kill(pid_of(run_dir, member), signal.SIGKILL)
-        _, errors = process.communicate(timeout=90)
+        _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     runs.exactly_once(run_dir, 4)
     row = only_row(run_dir, rollout_id)

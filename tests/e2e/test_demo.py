@@ -45,7 +45,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
         watcher = threading.Thread(target=watch)
         watcher.start()
         try:
-            output, errors = process.communicate(timeout=150)
+            output, errors = process.communicate(timeout=300)
         finally:
             done.set()
             watcher.join()
@@ -177,7 +177,7 @@ def test_the_verbs_read_the_run(demo: Demo, tmp_path: Path) -> None:
 def _rollmill(*arguments: str) -> str:
     result = subprocess.run(
         [sys.executable, "-P", "-m", "launch", *arguments], cwd=runs.REPOSITORY, capture_output=True, text=True,
-        timeout=60, check=False,
+        timeout=300, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     return result.stdout

@@ -20,7 +20,7 @@ IN_IMAGE = "task._target_=tests.support.image_task.InImage"
 def images(*words: str) -> subprocess.CompletedProcess[str]:
     """`rollmill images ...`."""
     command = [sys.executable, "-P", "-m", "launch", "images", *words]
-    return subprocess.run(command, cwd=runs.REPOSITORY, capture_output=True, text=True, timeout=150, check=False)
+    return subprocess.run(command, cwd=runs.REPOSITORY, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ def test_killing_one_process_in_mid_run_loses_and_doubles_nothing(tmp_path: Path
 
         pid = runs.poll(victim, f"a {kind} in mid-run")
         os.kill(pid, signal.SIGKILL)
-        output, errors = process.communicate(timeout=120)
+        output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     assert f"{TASKS * GROUP} completed" in output
     assert f"{kind}-1 ended with signal 9" in errors
@@ -41,7 +41,7 @@ def test_killing_one_process_in_mid_run_loses_and_doubles_nothing(tmp_path: Path
         events = list(read_events(RunLayout(run_dir)))
         began = next(event.t for event in events if isinstance(event, EpochBegan) and event.epoch == 2)
         first = min(event.t for event in events if isinstance(event, Committed) and event.t >= began)
-        assert first - began <= 2.0, "the workers' results wait for the next router, and find it at once"
+        assert first - began <= 5.0, "the workers' results wait for the next router, and find it at once"
 
 
 def test_killing_what_forks_the_processes_ends_them_all_and_they_come_back(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_killing_what_forks_the_processes_ends_them_all_and_they_come_back(tmp_p
         forks = {parent for pid in before if (parent := _parent(pid)) != process.pid}
         assert len(forks) == 1, "router, init, run and eval have one parent, which is not the command"
         os.kill(forks.pop(), signal.SIGKILL)
-        output, errors = process.communicate(timeout=120)
+        output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     assert f"{TASKS * GROUP} completed" in output
     runs.exactly_once(run_dir, TASKS * GROUP)
@@ -91,7 +91,7 @@ def test_an_interrupt_drains_and_says_that_the_run_can_go_on(tmp_path: Path) -> 
     with runs.running(run_dir, *overrides) as process:
         runs.poll(lambda: (run_dir / "index").is_dir() and len(runs.index(run_dir)) >= 10, "ten lines")
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "goes on from there" in errors.splitlines()[-1]
     assert runs.members(run_dir) == []

@@ -43,7 +43,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         assert process.poll() is None, process.communicate()
         drained = runs.verb("drain", run_dir)
         assert drained.returncode == 0, drained.stderr
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors
         assert "completed" in output
     assert runs.summary(run_dir)["state"] == "completed" and runs.members(run_dir) == []

@@ -22,8 +22,8 @@ def test_a_slow_eval_leaves_run_no_idle_slot(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     runs.exactly_once(run_dir, 128)
     idle = runs.idle_slots(run_dir, "run", 16)
-    # What is left is the time that a free slot's question is on its way.
-    assert idle.idle_s <= 0.1 * idle.offered_s, idle
+    # What is left is the time that a free slot's question is on its way; slots that wait for grading have nine tenths.
+    assert idle.idle_s <= 0.3 * idle.offered_s, idle
     commits = [event for event in read_events(RunLayout(run_dir)) if isinstance(event, Committed)]
     last_run = max(event.t for event in commits if event.member.startswith("run-"))
     last_eval = max(event.t for event in commits if event.member.startswith("eval-"))

@@ -23,7 +23,7 @@ from tests.support.routers import HandWorker, make_run, routed
 from tests.support.waiting import eventually
 
 TASKS = [{"task_id": f"toy-{i}"} for i in range(2)]
-GRACE_S = 0.6
+GRACE_S = 2.0
 SAID = 3
 """Tokens of what the scripted policy says in a turn."""
 

@@ -39,7 +39,7 @@ async def crash_in_a_story(root: Path, crash: Crash) -> bool:
 
     keeping = asyncio.create_task(keep())
     try:
-        async with asyncio.timeout(40), story(layout) as one:
+        async with asyncio.timeout(120), story(layout) as one:
             await one.tell(tasks=1)
     finally:
         told.set()

@@ -35,7 +35,7 @@ async def test_two_routers_that_start_at_once_do_not_both_serve(tmp_path: Path) 
         layout = make_run(tmp_path / f"run-{number}")
         routers = [RouterProcess(layout, rules=RULES) for _ in range(3)]
         try:
-            async with asyncio.timeout(30), story(layout) as one:
+            async with asyncio.timeout(120), story(layout) as one:
                 await one.tell()
             await eventually(lambda given=routers: sum(router.ended for router in given) == 2, "one router is left")
             assert sorted(router.process.exitcode or 0 for router in routers) == [0, REFUSED, REFUSED]

@@ -15,6 +15,6 @@ def test_a_full_disk_stops_acknowledgements_and_the_router_goes_on_when_there_is
     done = subprocess.run(
         ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", SCRIPT, "sh", str(tmp_path), sys.executable],
         cwd=REPOSITORY, env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True,
-        timeout=90, check=False,
+        timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0 and done.stdout.endswith("went on\n"), done.stdout + done.stderr

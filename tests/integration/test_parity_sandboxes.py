@@ -160,13 +160,12 @@ async def test_b33_a_lost_sandbox_is_a_masked_failure_and_never_reward_zero(layo
     async def destroy_sandboxes() -> None:
         """Processes and files: as when the node's scratch goes away; a killed shell alone is started again."""
         while True:
-            family = {pid: _command(pid) for pid in descendants(os.getpid())}
-            if any(command.startswith("sleep 271") for command in family.values()):
-                for pid, command in family.items():
-                    if command.startswith("bwrap --bind "):
-                        shutil.rmtree(Path(command.split()[2]).parent, ignore_errors=True)
-                        with contextlib.suppress(ProcessLookupError):
-                            os.kill(pid, signal.SIGKILL)
+            for pid in descendants(os.getpid()):
+                command = _command(pid)
+                if command.startswith("bwrap --bind ") and "sleep 271 " in map(_command, descendants(pid)):
+                    shutil.rmtree(Path(command.split()[2]).parent, ignore_errors=True)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
             await asyncio.sleep(0.05)
 
     rules = Rules(max_attempts=2)

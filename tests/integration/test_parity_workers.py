@@ -238,11 +238,11 @@ async def test_b32_the_deadline_ends_a_rollout_that_is_retried_again_and_again(l
     loop = asyncio.get_running_loop()
     async with routed(layout, rules=Rules(max_attempts=1000)), AsyncRolloutClient(layout.root) as trainer:
         began = loop.time()
-        await trainer.submit([{"task_id": "toy-1"}], group_size=2, deadline_s=1.5)
+        await trainer.submit([{"task_id": "toy-1"}], group_size=2, deadline_s=2.5)
         async with working(layout, "init"), working(layout, "run", ToyHand("run", fails)):
-            rows, closed = await until_closed(trainer, 1, timeout_s=6)
+            rows, closed = await until_closed(trainer, 1, timeout_s=15)
         took_s = loop.time() - began
-    assert 1.4 <= took_s <= 4.0
+    assert 2.4 <= took_s <= 12.0
     assert closed[0]["closed_by"] == "deadline" and {row["status"] for row in rows.values()} == {"cancelled"}
     assert len(leased(layout, "run")) >= 4
 
@@ -257,13 +257,13 @@ async def test_b40_a_straggler_is_stopped_at_the_deadline_and_its_group_keeps_it
             finally:
                 stopped.set()
 
-    async with routed(layout), AsyncRolloutClient(layout.root) as trainer:
-        (group,) = await trainer.submit([{"task_id": "toy-1"}], group_size=4, deadline_s=1.0)
-        async with (
-            working(layout, "init"), working(layout, "run", ToyHand("run", straggles)), working(layout, "eval"),
-        ):  # fmt: skip
-            rows, (closed,) = await until_closed(trainer, 1, timeout_s=8)
-            await asyncio.wait_for(stopped.wait(), 5)
+    async with (
+        routed(layout), AsyncRolloutClient(layout.root) as trainer,
+        working(layout, "init"), working(layout, "run", ToyHand("run", straggles)), working(layout, "eval"),
+    ):  # fmt: skip
+        (group,) = await trainer.submit([{"task_id": "toy-1"}], group_size=4, deadline_s=2.5)
+        rows, (closed,) = await until_closed(trainer, 1)
+        await asyncio.wait_for(stopped.wait(), 30)
     assert (closed["closed_by"], closed["usable"]) == ("deadline", 3)
     assert closed["rollout_ids"] == group["rollout_ids"] and sorted(rows) == sorted(group["rollout_ids"])
     assert rows[group["rollout_ids"][2]]["status"] == "cancelled"

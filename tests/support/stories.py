@@ -63,7 +63,7 @@ class RouterProcess:
 
         await eventually(named, "the router publishes itself")
 
-    async def stop(self, timeout_s: float = 15.0) -> None:
+    async def stop(self, timeout_s: float = 60.0) -> None:
         """SIGTERM, and SIGCONT for one that was stopped, and wait."""
         self.send(signal.SIGCONT)
         self.send(signal.SIGTERM)

@@ -11,7 +11,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def eventually(check: Callable[[], T | Awaitable[T]], what: str, timeout_s: float = 20.0) -> T:
+async def eventually(check: Callable[[], T | Awaitable[T]], what: str, timeout_s: float = 60.0) -> T:
     """The first truthy value of `check`; AssertionError when none came in time."""
     until = time.monotonic() + timeout_s
     while True:

@@ -158,6 +158,21 @@ async def test_a_full_router_is_waited_for_without_losing_a_task() -> None:
     assert len(found) == 5
 
 
+async def test_what_fits_is_taken_where_others_keep_the_router_from_ever_holding_a_whole_batch() -> None:
+    found = await taken(GroupStream(Router(most=2)), tasks(*["mixed"] * 5), in_flight=5)
+    assert len(found) == 5
+
+
+async def test_more_than_the_router_takes_at_once_is_asked_for_in_parts() -> None:
+    class Small(Router):
+        async def submit(self, tasks: list[Any], **options: Any) -> list[dict[str, Any]]:
+            if len(tasks) > 1:
+                raise ServiceError(413, "too_large", "send fewer tasks")
+            return await super().submit(tasks, **options)
+
+    assert len(await taken(GroupStream(Small()), tasks(*["mixed"] * 5), in_flight=5)) == 5
+
+
 async def test_the_clients_end_cancels_what_it_owns_and_one_stream_goes_on_at_a_time() -> None:
     router = Router()
     stream = GroupStream(router)

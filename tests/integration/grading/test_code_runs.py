@@ -26,7 +26,7 @@ CODE = ("task=code", "task.limit=null", "sandbox=bubblewrap", "task.options.call
 
 def code(run_dir: Path, data: Path, *overrides: str) -> dict[str, Any]:
     """One run to its end, which must be a good one; its rows by task."""
-    done = runs.run(run_dir, *CODE, f"task.path={data}", "group_size=1", *overrides, timeout_s=240)
+    done = runs.run(run_dir, *CODE, f"task.path={data}", "group_size=1", *overrides, timeout_s=300)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return {row["task_id"]: row for row in ShardReader(run_dir)}
 
@@ -38,7 +38,6 @@ ON_APPTAINER = [
 """Those that lean on what a backend does; all of them: `python -m tests.support.cheats graded code apptainer`."""
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("backend", "names"), [("bubblewrap", NAMES), ("apptainer", ON_APPTAINER)])
 def test_every_cheat_scores_nothing_and_honest_work_scores(tmp_path: Path, backend: str, names: list[str]) -> None:
     data = problems.write(tmp_path / "rows.jsonl", problems.named([*names, HONEST]))
@@ -53,7 +52,6 @@ def test_every_cheat_scores_nothing_and_honest_work_scores(tmp_path: Path, backe
     assert len(NAMES) >= 40
 
 
-@pytest.mark.timeout(300)
 def test_no_private_column_is_anywhere_where_an_agent_or_its_worker_could_look(tmp_path: Path) -> None:
     data = problems.write(tmp_path / "rows.jsonl", problems.rows())
     target = "agent._target_=tests.support.searching.Searcher"

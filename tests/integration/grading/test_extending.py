@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from stages.shards import ShardReader
 from tests.support import runs
 
@@ -24,14 +22,13 @@ def test_the_example_is_short() -> None:
         assert len([line for line in part.splitlines() if line.strip()]) <= 30
 
 
-@pytest.mark.timeout(200)
 def test_a_task_and_an_agent_outside_the_repository_are_rolled_out(tmp_path: Path) -> None:
     package = tmp_path / "mine" / "my_pkg"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(example())
     given = ("task._target_=my_pkg.Letters", "task.limit=null", "group_size=2")
     own = ("agent._target_=my_pkg.Counter", f"import_path=[{tmp_path / 'mine'}]", "sandbox=bubblewrap")
-    done = runs.run(tmp_path / "run", *given, *own, timeout_s=150)
+    done = runs.run(tmp_path / "run", *given, *own, timeout_s=300)
     assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-1500:]
     rows = list(ShardReader(tmp_path / "run"))
     assert len(rows) == 6 and {row["reward"] for row in rows} == {1.0}

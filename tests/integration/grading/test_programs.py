@@ -51,7 +51,6 @@ async def _write(task: CodeTask, sandbox: Sandbox, row: Any, solution: str | Non
         await sandbox.files.write(SOLUTION, solution)
 
 
-@pytest.mark.timeout(200)
 def test_honest_programs_are_paid_and_cheats_are_not(tmp_path: Path) -> None:
     task = opened(tmp_path, QUESTION, total_s=20.0)
     (row,) = task.rows()

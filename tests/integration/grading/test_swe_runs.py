@@ -19,7 +19,7 @@ SWE = ("task=swe", "task.limit=null", "sandbox=bubblewrap", "task.options.test_s
 
 def swe(run_dir: Path, data: Path, *overrides: str, agent: str = "agent=oracle") -> None:
     """One run to its end; it must end well."""
-    done = runs.run(run_dir, *SWE, f"task.path={data}", agent, "group_size=1", *overrides, timeout_s=170)
+    done = runs.run(run_dir, *SWE, f"task.path={data}", agent, "group_size=1", *overrides, timeout_s=300)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
 

@@ -29,6 +29,10 @@ PACKED_IMAGE = "image-{}.tar.zst"
 
 QUICK = SandboxLimits(interrupt_grace_s=0.3, kill_grace_s=0.4)
 """Short graces: the tests that need them would wait a second each."""
+OBEYING = SandboxSpec(limits=SandboxLimits(interrupt_grace_s=30.0, kill_grace_s=30.0))
+"""For what ends when it is told to, however long that takes here: no shell is lost to a machine that is slow."""
+STUBBORN = SandboxSpec(limits=SandboxLimits(interrupt_grace_s=0.3, kill_grace_s=30.0))
+"""For what only a kill ends; its shell stays."""
 
 
 def backend_named(name: str, scratch: Path) -> SandboxBackend:
@@ -72,7 +76,7 @@ def _copy(source: Path, target: Path) -> None:
     shutil.copy(source, target)
 
 
-def wait_until(what: str, holds: Callable[[], object], deadline_s: float = 15.0) -> None:
+def wait_until(what: str, holds: Callable[[], object], deadline_s: float = 60.0) -> None:
     """Poll until `holds` gives something true."""
     pause = threading.Event()
     end = time.monotonic() + deadline_s
@@ -82,7 +86,7 @@ def wait_until(what: str, holds: Callable[[], object], deadline_s: float = 15.0)
         pause.wait(0.01)
 
 
-async def shown(program: Program, holds: Callable[[Screen], object], deadline_s: float = 30.0) -> Screen:
+async def shown(program: Program, holds: Callable[[Screen], object], deadline_s: float = 60.0) -> Screen:
     """The first screen of a program of which `holds` says yes."""
     end = time.monotonic() + deadline_s
     while True:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,11 @@ from tests.integration.sandbox.grounds import BACKENDS, alive, in_sandbox, wait_
 PYTHON = ("/usr/bin/python3", "-I", "-S", "-B", "-c")
 OURS = {"ROLLMILL_SANDBOX", "ROLLMILL_WORKER"}
 """Names by which a later start finds what a dead worker left."""
+
+
+def fresh() -> str:
+    """A mark of this test alone: others on this machine may run the same one just now."""
+    return f"mark{os.urandom(8).hex()}"
 
 
 def marked(mark: str) -> list[int]:
@@ -59,7 +65,7 @@ def test_input_report_output_and_exit_code_pass(tmp_path: Path, backend: str) ->
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_nothing_of_the_shell_is_there_and_files_are(tmp_path: Path, backend: str) -> None:
-    mark = f"31{tmp_path.name}{backend}".replace("_", "")
+    mark = fresh()
 
     async def body(sandbox: Sandbox) -> tuple[Execution, list[int], bool]:
         await sandbox.shell.run(f"bash -c 'exec -a {mark} sleep 1000' & setsid bash -c 'exec -a {mark} sleep 1000' &")
@@ -93,7 +99,7 @@ def test_the_next_shell_has_its_own_terminal_whatever_has_its_predecessors_numbe
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_child_without_an_environment_ends_with_its_sandbox(tmp_path: Path, backend: str) -> None:
     """As one that is amid an exec: nothing in it tells whose it is."""
-    mark = f"34{tmp_path.name}{backend}".replace("_", "")
+    mark = fresh()
 
     async def body(sandbox: Sandbox) -> None:
         await sandbox.shell.run(f"env -i bash -c 'exec -a {mark} sleep 1000' &")
@@ -105,7 +111,7 @@ def test_a_child_without_an_environment_ends_with_its_sandbox(tmp_path: Path, ba
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_is_only_just_being_started_ends_with_its_sandbox(tmp_path: Path, backend: str) -> None:
-    mark = f"33{tmp_path.name}{backend}".replace("_", "")
+    mark = fresh()
     start = f"(setsid bash -c 'exec -a {mark} sleep 1000' &); bash -c 'exec -a {mark} sleep 1000' & "
 
     async def body(sandbox: Sandbox) -> None:
@@ -119,7 +125,7 @@ def test_what_is_only_just_being_started_ends_with_its_sandbox(tmp_path: Path, b
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("end", ["exit", "timeout", "cancel"])
 def test_what_a_program_leaves_is_gone(tmp_path: Path, backend: str, end: str) -> None:
-    mark = f"32{tmp_path.name}{backend}".replace("_", "").replace("[", "").replace("]", "")
+    mark = fresh()
     wait = "exit 0" if end == "exit" else "wait"
     command = f"(setsid bash -c 'exec -a {mark} sleep 1000' &) ; bash -c 'exec -a {mark} sleep 1000' & {wait}"
 
@@ -181,7 +187,7 @@ def test_a_program_that_is_not_there_and_a_relative_one(isolating: str, tmp_path
 
 
 def test_a_stop_ends_a_running_program(isolating: str, tmp_path: Path) -> None:
-    mark = f"33{tmp_path.name}".replace("_", "")
+    mark = fresh()
 
     async def body(sandbox: Sandbox) -> None:
         running = asyncio.create_task(sandbox.execute(("/bin/bash", "-c", f"exec -a {mark} sleep 1000")))

@@ -70,7 +70,7 @@ def test_what_cannot_be_read_is_refused(name: str, tmp_path: Path, path: str) ->
         if name != "fake":
             await sandbox.shell.run("mkfifo pipe")
         with pytest.raises(FilesError, match="cannot read") as caught:
-            await asyncio.wait_for(sandbox.files.read(path), 5.0)
+            await asyncio.wait_for(sandbox.files.read(path), 20.0)
         assert caught.value.boundary == "files" and caught.value.detail["path"] == path
 
     in_sandbox(name, tmp_path, body)

@@ -22,23 +22,23 @@ BACKENDS: dict[str, type[PtyBackend]] = {"bubblewrap": BubblewrapBackend, "appta
 TIGHT = Bounds(memory_mib=160, processes=90, disk_mib=48, files=600, open_files=200, cpu_s=30.0)
 BESIDE = 4
 """Attacks at once: enough to be in each other's way, few enough for two cores."""
-PYTHON = "python3 -I -c '{}'; sleep 60"
+PYTHON = "python3 -I -c '{}'; sleep 180"
 ATTACKS = {
-    "processes": "for i in $(seq 300); do (exec sleep 60) & done; wait",
+    "processes": "for i in $(seq 300); do (exec sleep 180) & done; wait",
     "threads": PYTHON.format(
         "import threading as t\nt.stack_size(1 << 16)\ntry:\n  for i in range(200):\n"
         "    t.Thread(target=t.Event().wait, daemon=True).start()\n"
         "except RuntimeError: pass\nt.Event().wait()"  # an ordinary user is refused more, and stays where it is
     ),
-    "balloon": PYTHON.format("x = bytearray(200 << 20); import time; time.sleep(60)"),
-    "balloons": "for i in 1 2 3; do python3 -I -c 'x = bytearray(70 << 20); import time; time.sleep(60)' & done; wait",
+    "balloon": PYTHON.format("x = bytearray(200 << 20); import time; time.sleep(180)"),
+    "balloons": "for i in 1 2 3; do python3 -I -c 'x = bytearray(70 << 20); import time; time.sleep(180)' & done; wait",
     "memory files": PYTHON.format(
-        'import os, time\nfor i in range(6):\n  os.write(os.memfd_create("x"), bytes(40 << 20))\ntime.sleep(60)'
+        'import os, time\nfor i in range(6):\n  os.write(os.memfd_create("x"), bytes(40 << 20))\ntime.sleep(180)'
     ),
-    "disk": "for i in $(seq 99); do head -c 10M /dev/zero >/work/f$i; done; sleep 60",
-    "unlinked": 'for i in 3 4 5 6 7; do eval "exec $i>/tmp/g"; rm /tmp/g; head -c 20M /dev/zero >&$i; done; sleep 60',
+    "disk": "for i in $(seq 99); do head -c 10M /dev/zero >/work/f$i; done; sleep 180",
+    "unlinked": 'for i in 3 4 5 6 7; do eval "exec $i>/tmp/g"; rm /tmp/g; head -c 20M /dev/zero >&$i; done; sleep 180',
     "names": PYTHON.format('for i in range(2000): open(str(i), "w").close()'),
-    "hidden names": "mkdir h; cd h; for i in $(seq 900); do echo >$i; done; cd ..; chmod 000 h; sleep 60",
+    "hidden names": "mkdir h; cd h; for i in $(seq 900); do echo >$i; done; cd ..; chmod 000 h; sleep 180",
     "depth": PYTHON.format('import os\nfor i in range(700):\n  os.mkdir("d"); os.chdir("d")'),
 }
 NAMES = {
@@ -48,14 +48,13 @@ NAMES = {
 }  # fmt: skip
 
 
-@pytest.mark.timeout(240)
 def test_what_takes_too_much_is_ended_by_name_and_the_others_go_on(isolating: str, tmp_path: Path) -> None:
     """Attacks beside each other in one worker, and an honest sandbox in their midst."""
 
     async def attack(backend: PtyBackend, kind: str) -> LimitExceeded:
         async with backend.create(SandboxSpec(limits=QUICK)) as sandbox:
             with pytest.raises(LimitExceeded) as caught:
-                result = await sandbox.shell.run(ATTACKS[kind], 60.0)
+                result = await sandbox.shell.run(ATTACKS[kind], 180.0)
                 raise AssertionError(f"{kind}: {result}")
             for use in (sandbox.shell.run("true"), sandbox.files.read("/etc/passwd"), sandbox.pack()):
                 with pytest.raises(LimitExceeded):
@@ -113,12 +112,12 @@ def test_processor_and_wall_time_end_a_sandbox(isolating: str, tmp_path: Path) -
     async def spin(bounds: Bounds, command: str) -> LimitExceeded:
         async with BACKENDS[isolating](tmp_path, bounds) as backend, backend.create(SandboxSpec(limits=QUICK)) as one:
             with pytest.raises(LimitExceeded) as caught:
-                await one.shell.run(command, 60.0)
+                await one.shell.run(command, 180.0)
             return caught.value
 
     short = "while :; do /bin/true; done"  # each process is short: what counts is their sum
     assert asyncio.run(spin(Bounds(cpu_s=0.5), short)).limit == "cpu_s"
-    assert asyncio.run(spin(Bounds(wall_s=0.5), "sleep 60")).limit == "wall_s"
+    assert asyncio.run(spin(Bounds(wall_s=0.5), "sleep 180")).limit == "wall_s"
 
 
 def test_what_runs_alone_and_what_joined_are_watched_too(isolating: str, tmp_path: Path) -> None:
@@ -127,12 +126,12 @@ def test_what_runs_alone_and_what_joined_are_watched_too(isolating: str, tmp_pat
             async with backend.create(SandboxSpec(limits=QUICK)) as graded:
                 with pytest.raises(LimitExceeded, match="memory_mib"):
                     await graded.execute(
-                        ("/usr/bin/python3", "-I", "-c", "x = bytearray(200 << 20); import time; time.sleep(60)"),
-                        timeout_s=60.0,
+                        ("/usr/bin/python3", "-I", "-c", "x = bytearray(200 << 20); import time; time.sleep(180)"),
+                        timeout_s=180.0,
                     )
             async with backend.create(SandboxSpec(limits=QUICK)) as taught:
-                grown = "x = bytearray(200 << 20)\nimport time\ntime.sleep(60)"
-                cell = asyncio.create_task(taught.python.run(grown, 60.0))
+                grown = "x = bytearray(200 << 20)\nimport time\ntime.sleep(180)"
+                cell = asyncio.create_task(taught.python.run(grown, 180.0))
                 assert "lost" in ((await cell).error or "")
                 with pytest.raises(LimitExceeded, match="memory_mib"):
                     await taught.shell.run("true")
@@ -176,7 +175,7 @@ def test_a_real_fork_bomb_of_an_ordinary_user_meets_the_kernel(isolating: str, t
             BACKENDS[isolating](tmp_path, Bounds(processes=60)) as backend,
             backend.create(SandboxSpec(limits=QUICK)) as sandbox,
         ):
-            bomb = asyncio.create_task(sandbox.shell.run("f() { f | f & }; f; sleep 60", 60.0))
+            bomb = asyncio.create_task(sandbox.shell.run("f() { f | f & }; f; sleep 180", 180.0))
             while not bomb.done():
                 most = max(most, _mine() - before)
                 await asyncio.sleep(0.02)

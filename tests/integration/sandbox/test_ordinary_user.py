@@ -100,7 +100,7 @@ def as_user(home: Path, *arguments: str, timeout_s: float = 900.0) -> subprocess
     )  # fmt: skip
 
 
-@pytest.mark.timeout(960)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("file", SUITE)
 def test_the_suite_passes_as_an_ordinary_user(copy: Path, file: str) -> None:
     if os.getuid() != 0:

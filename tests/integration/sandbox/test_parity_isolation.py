@@ -58,7 +58,7 @@ def test_b31_the_shells_of_a_worker_wait_side_by_side(name: str, tmp_path: Path)
             wait = "mkfifo never; echo >began; until [ -e go ]; do read -t 0.5 <>never; done; sleep 1; echo woke"
             running = [asyncio.create_task(box.shell.run(wait, 120.0)) for box in boxes]
             for box in boxes:
-                await eventually(lambda box=box: _there(box, "began"), "every command has begun", 15.0)
+                await eventually(lambda box=box: _there(box, "began"), "every command has begun", 60.0)
             for box in boxes:
                 await box.files.write("/work/go", b"")
             return [result.output for result in await asyncio.gather(*running)]
@@ -101,10 +101,10 @@ def test_b18_what_runs_in_a_sandbox_never_holds_the_workers_output(isolating: st
     environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{os.environ.get('PYTHONPATH', '')}"}
     with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
         assert worker.stdout is not None and worker.stdin is not None
-        said = _read_to_end(worker.stdout, 15.0)  # without the mending: until the sandbox ends, which it does not
+        said = _read_to_end(worker.stdout, 60.0)  # without the mending: until the sandbox ends, which it does not
         assert said == b"started\n" and worker.poll() is None
         worker.stdin.close()
-        assert worker.wait(20.0) == 0
+        assert worker.wait(60.0) == 0
 
     async def body(sandbox: Sandbox) -> None:
         result = await sandbox.shell.run("sleep 300 & cat <<'END' | wc -c\n" + "x" * 1_000_000 + "\nEND")

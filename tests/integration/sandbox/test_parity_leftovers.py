@@ -62,11 +62,11 @@ def test_b36_a_sweep_ends_what_a_dead_worker_left_and_nothing_of_a_living_ones(n
         for pid in (spawner, dead.pid):
             os.kill(pid, signal.SIGKILL)
         dead.wait(60.0)
-        wait_until("the spawner has gone", lambda: not alive(spawner), 30.0)
+        wait_until("the spawner has gone", lambda: not alive(spawner))
         assert len(list(tmp_path.iterdir())) == 2
         assert sweep(tmp_path) == 1
         try:
-            wait_until("every process of the dead worker has gone", lambda: not any(map(alive, family)), 30.0)
+            wait_until("every process of the dead worker has gone", lambda: not any(map(alive, family)))
         finally:
             for pid in filter(alive, family):
                 os.kill(pid, signal.SIGKILL)

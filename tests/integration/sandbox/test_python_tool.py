@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import os
 import time
 from pathlib import Path
 
@@ -12,8 +11,8 @@ import pytest
 
 from sandbox.errors import PythonUnavailable, SandboxError
 from sandbox.protocols import CellResult, Sandbox, SandboxSpec
-from tests.integration.sandbox.grounds import BACKENDS, QUICK, backend_named, in_sandbox
-from tests.integration.sandbox.test_worker_death import descendants
+from tests.integration.sandbox.grounds import BACKENDS, OBEYING, QUICK, backend_named, in_sandbox, wait_until
+from tests.integration.sandbox.test_worker_death import held, no_more
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\nrest of it").decode()
 
@@ -90,11 +89,11 @@ def test_a_timed_out_cell_is_interrupted_and_the_state_stays(name: str, tmp_path
         for cell in ("print('before'); time.sleep(100)", "import subprocess; subprocess.run(['sleep', '100'])"):
             started = time.monotonic()
             late = await sandbox.python.run(cell, timeout_s=0.5)
-            assert late.timed_out and not late.restarted and time.monotonic() - started < 10.0
+            assert late.timed_out and not late.restarted and time.monotonic() - started < 60.0
             assert "KeyboardInterrupt" in (late.error or "")
         assert (await sandbox.python.run("kept")).text == "1\n"
 
-    in_sandbox(name, tmp_path, body)
+    in_sandbox(name, tmp_path, body, OBEYING)
 
 
 def test_a_cell_that_cannot_be_interrupted_costs_the_kernel(name: str, tmp_path: Path) -> None:
@@ -151,7 +150,7 @@ def test_a_cancelled_cell_does_not_reach_the_next(name: str, tmp_path: Path) -> 
         after = await sandbox.python.run("kept")
         assert (after.text, after.error, after.restarted) == ("1\n", None, False)
 
-    in_sandbox(name, tmp_path, body)
+    in_sandbox(name, tmp_path, body, OBEYING)
 
 
 def test_what_ends_the_sandboxs_processes_is_said_by_the_next_cell(name: str, tmp_path: Path) -> None:
@@ -194,9 +193,6 @@ def test_it_leaves_no_file_in_the_sandbox_and_nothing_behind(name: str, tmp_path
 
 
 def test_cycles_leave_no_descriptor_and_no_process(name: str, tmp_path: Path) -> None:
-    def held() -> tuple[int, int]:
-        return len(os.listdir("/proc/self/fd")), len(descendants(os.getpid()))
-
     async def scenario() -> None:
         async with backend_named(name, tmp_path) as backend:
             async with backend.create(SandboxSpec(limits=QUICK)) as sandbox:
@@ -207,7 +203,7 @@ def test_cycles_leave_no_descriptor_and_no_process(name: str, tmp_path: Path) ->
                 await asyncio.gather(*(one.python.run("1") for one in sandboxes))
                 await sandboxes[0].python.restart()
                 await asyncio.gather(*(one.stop() for one in sandboxes))
-            assert held() == before
+            await asyncio.to_thread(wait_until, "no more is held", lambda: no_more(held(), before))
 
     asyncio.run(scenario())
 

@@ -14,7 +14,7 @@ from sandbox.protocols import Sandbox, SandboxSpec
 from sandbox.pty_sandbox import PtySandbox
 from sandbox.started import Spawned
 from sandbox.terminal import Terminal
-from tests.integration.sandbox.grounds import BACKENDS, QUICK, backend_named, in_sandbox, shown
+from tests.integration.sandbox.grounds import BACKENDS, OBEYING, QUICK, backend_named, in_sandbox, shown
 
 
 @pytest.fixture(params=BACKENDS)
@@ -42,7 +42,7 @@ def test_further_shells_have_their_own_state_on_the_same_files(name: str, tmp_pa
         await three.close()
         assert (await three.run("echo anew")).output == "anew\n"
 
-    in_sandbox(name, tmp_path, body)
+    in_sandbox(name, tmp_path, body, OBEYING)
 
 
 def test_a_further_shell_ends_with_the_first_and_says_so(isolating: str, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ mds@tcp:/lus /scratch lustre rw,flock 0 0
 fs:/a /with\\040space nfs rw 0 0
 first /twice ext4 rw 0 0
 second /twice nfs rw 0 0
+fs:/d /données nfs4 rw 0 0
 """
 
 
@@ -41,6 +42,7 @@ def layout(tmp_path: Path) -> RunLayout:
     [
         ("/work", "ext4"), ("/home/me/run", "nfs4"), ("/home/local/run", "xfs"), ("/scratch", "lustre"),
         ("/homes/x", "ext4"), ("/with space/x", "nfs"), ("/twice/x", "nfs"),
+        ("/données/run", "nfs4"),
     ],
 )  # fmt: skip
 def test_a_path_lies_on_the_deepest_and_latest_mount(path: str, kind: str) -> None:

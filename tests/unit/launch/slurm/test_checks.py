@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -192,16 +194,24 @@ def test_paths_of_which_the_job_sees_nothing() -> None:
     assert "without %" in only(check(percent, jobs_of(percent, "het")), fatal=True)
 
 
-def test_places_are_looked_at_with_the_eyes_of_the_jobs_user(tmp_path: Path) -> None:
-    closed = tmp_path / "closed"
+@pytest.fixture
+def open_place() -> Iterator[Path]:
+    """A directory into which others may look: pytest closes the one above its own whenever a session begins."""
+    with tempfile.TemporaryDirectory(prefix="rollmill-test-") as name:
+        place = Path(name).resolve()
+        for parent in (place, *place.parents):
+            if parent.stat().st_uid == os.getuid():
+                parent.chmod(parent.stat().st_mode | 0o755)
+        yield place
+
+
+def test_places_are_looked_at_with_the_eyes_of_the_jobs_user(open_place: Path) -> None:
+    closed = open_place / "closed"
     closed.mkdir(mode=0o700)
     (closed / "python").touch()
-    open_link = tmp_path / "python"
+    open_link = open_place / "python"
     open_link.symlink_to(closed / "python")
-    for parent in (tmp_path, *tmp_path.parents):
-        if parent.stat().st_uid == os.getuid():
-            parent.chmod(parent.stat().st_mode | 0o755)
-    config = make("cluster.scratch=/a/quite/long/directory/for/scratch", run_dir=f"{tmp_path}/runs/one")
+    config = make("cluster.scratch=/a/quite/long/directory/for/scratch", run_dir=f"{open_place}/runs/one")
 
     def seen(uid: int) -> dict[str, Place]:
         return {place.key: place for place in places(config, str(open_link), uid=uid)}
@@ -209,7 +219,7 @@ def test_places_are_looked_at_with_the_eyes_of_the_jobs_user(tmp_path: Path) -> 
     assert seen(os.getuid())["the interpreter"].blocked is None
     assert seen(os.getuid() + 12345)["the interpreter"].blocked == closed  # also behind the link
     assert seen(0)["the interpreter"].blocked is None
-    assert seen(os.getuid())["run_dir"].path == tmp_path  # the nearest that exists
+    assert seen(os.getuid())["run_dir"].path == open_place  # the nearest that exists
     assert seen(0)["run_dir"].filesystem
     assert seen(0)["cluster.scratch"].socket_bytes > SOCKET_LIMIT
 

@@ -48,7 +48,7 @@ def fleet(tmp_path: Path) -> Iterator[Task]:
 def test_b07_a_replica_that_dies_is_started_again_and_the_other_stays(fleet: Task) -> None:
     before = fleet.await_living("replica-1", "replica-2")
     os.kill(before["replica-1"], signal.SIGKILL)
-    poll(lambda: fleet.living().get("replica-1", before["replica-1"]) != before["replica-1"], "it lives again", 15)
+    poll(lambda: fleet.living().get("replica-1", before["replica-1"]) != before["replica-1"], "it lives again")
     assert fleet.living()["replica-2"] == before["replica-2"]
     fleet.say("stop")
     code, said = fleet.end()
@@ -139,7 +139,7 @@ async def test_b08_scancel_ends_every_step_before_the_leader_goes(side: Sides) -
     await made.are_up("control", "run")
     pids = [int(poll((made.layout.root / name).read_text, name)) for name in ("pid", "pid-run")]
     os.kill(os.getpid(), signal.SIGTERM)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         assert await leading == 143
     assert runs.alive(pids) == []
 

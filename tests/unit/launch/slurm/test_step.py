@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -59,7 +61,7 @@ class Task:
         return poll(lambda: self.living() if set(self.living()) == set(names) else {}, f"{names} live", 60)
 
     def end(self) -> tuple[int, str]:
-        code = self.process.wait(timeout=15)  # `communicate` would close its standard input, which is a stop
+        code = self.process.wait(timeout=60)  # `communicate` would close its standard input, which is a stop
         assert self.process.stderr is not None
         return code, self.process.stderr.read()
 
@@ -69,9 +71,13 @@ class Task:
         self.process.stdin.close()
 
     def close(self) -> None:
-        """End it, whatever it does."""
+        """End it, whatever it does, and what it would have left."""
         self.process.kill()
         self.process.wait()
+        for pid in self.living().values():
+            with contextlib.suppress(OSError):
+                if str(self.layout.root).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
         for pipe in (self.process.stdin, self.process.stderr):
             assert pipe is not None
             pipe.close()
