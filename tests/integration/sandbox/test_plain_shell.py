@@ -131,6 +131,8 @@ async def test_what_a_sandbox_held_is_freed_with_its_last_user(tmp_path: Path) -
             await one.stop()
             parts = [weakref.ref(part) for part in (one, one.shell, one.files, one.python)]
             del one
-            await eventually(lambda: not any(part() for part in parts), "nobody holds it")  # the loop lets go of it first
+            await eventually(
+                lambda: not any(part() for part in parts), "the loop has let go of it, and nobody else holds it"
+            )
     finally:
         gc.enable()
