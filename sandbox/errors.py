@@ -11,7 +11,7 @@ class SandboxError(Exception):
     Args:
         message: what, where, measured, what to do.
         boundary: the part that broke: "start", "shell", "files", "layers", "images", "spawner", "python", "probe",
-            "limits".
+            "limits", "stop".
         detail: machine-readable facts about the failure.
     """
 

@@ -1,4 +1,4 @@
-"""Signals to what runs in the foreground of a terminal."""
+"""The foreground of a terminal: signals to what runs there, and whether who holds the terminal's session lives."""
 
 from __future__ import annotations
 

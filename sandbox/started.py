@@ -6,7 +6,7 @@ import asyncio
 import os
 from dataclasses import dataclass
 
-from sandbox.errors import SandboxError, ShellDied
+from sandbox.errors import SandboxError
 
 
 def exit_code(status: int) -> int:
@@ -103,15 +103,16 @@ Started = Spawned | Piped | Joined | Listening
 """What the spawner can start."""
 
 
-async def gone(process: Spawned | Piped | Joined, what: str, within_s: float) -> None:
+async def gone(
+    process: Spawned | Piped | Joined, what: str, within_s: float, error: type[SandboxError] = SandboxError
+) -> None:
     """Wait until a process that was killed is gone.
 
     Raises:
-        SandboxError: it is still there after `within_s`; ShellDied where it is a shell.
+        SandboxError: it is still there after `within_s`; of the class `error`.
     """
     try:
         async with asyncio.timeout(within_s):
             await asyncio.shield(process.exited)
-    except TimeoutError as error:
-        raised = ShellDied if what == "shell" else SandboxError
-        raise raised(f"{what} {process.pid} is still there {within_s} s after SIGKILL", boundary="stop") from error
+    except TimeoutError as late:
+        raise error(f"{what} {process.pid} is still there {within_s} s after SIGKILL", boundary="stop") from late

@@ -130,7 +130,7 @@ class Terminal:
             raise self.ended_for
         process, end = self._process, self._marker
         if process and end and self._token is None and await orphaned(process, end.exit_code):
-            await gone(process, "shell", self._limits.start_s)
+            await gone(process, "shell", self._limits.start_s, ShellDied)
             self.refuse_if_ended()
             self._marker = None  # what is being killed takes its last command's word along
         exit_code, output = self._exit_code(timed_out), self._output
@@ -151,7 +151,7 @@ class Terminal:
         if (process := self._process) is None:
             return
         self._drop(process, remove)
-        await gone(process, "shell", self._limits.start_s)
+        await gone(process, "shell", self._limits.start_s, ShellDied)
 
     async def _start(self) -> None:
         process = await self._launch()

@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from stages.trajectory import Sampling, VersionSpan
+from stages.wire import UNREADABLE
 
 
 class Completion(msgspec.Struct, frozen=True):
@@ -278,7 +279,7 @@ _sglang: Final = msgspec.json.Decoder(_Sglang)
 def _decode(decoder: msgspec.json.Decoder[Any], content: bytes, *, empty: bool = False) -> Any:
     try:
         answer = decoder.decode(content)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise UnreadableAnswerError(str(error)) from error
     if not empty and getattr(answer, "choices", True) == []:
         raise UnreadableAnswerError("no choices")

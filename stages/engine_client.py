@@ -21,6 +21,7 @@ from stages.errors import ContextLengthError, LLMError
 from stages.hearing import Events, Hear
 from stages.http import Client, ConnectError, InvalidURL, RequestTimeout, TransportError, error_of
 from stages.trajectory import Sampling
+from stages.wire import UNREADABLE
 
 __all__ = ["Completion", "EngineClient", "EngineUnavailableError"]
 
@@ -98,7 +99,7 @@ class EngineClient:
                 raise EngineUnavailableError(f"replica {url} does not tell its models", "timeout") from error
             except (TransportError, InvalidURL) as error:
                 raise EngineUnavailableError(f"replica {url} does not tell its models: {error}", "connect") from error
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, IndexError) as error:
+            except (*UNREADABLE, IndexError) as error:
                 raise EngineUnavailableError(f"replica {url} does not tell its models: {error}", "answer") from error
         return self._models[url]
 

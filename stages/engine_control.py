@@ -19,6 +19,7 @@ import msgspec
 
 from stages.errors import StageError
 from stages.http import Client, InvalidURL, TransportError, error_of
+from stages.wire import UNREADABLE
 
 PauseMode = Literal["keep", "wait", "abort"]
 RUNNING, WAITING, KV_USAGE = "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"
@@ -130,7 +131,7 @@ def _check_tensors(path: Path) -> set[str]:
         size = path.stat().st_size
     except OSError as error:
         raise WeightsError(f"{path}: cannot be read ({error.strerror})") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise WeightsError(f"{path}: its header is none of safetensors; copy or save it again ({error})") from error
     if not ends or 8 + length + max(ends) != size:
         raise WeightsError(
@@ -305,5 +306,5 @@ class EngineControl:
     def _decode(url: str, content: bytes, kind: type[T]) -> T:
         try:
             return msgspec.json.decode(content, type=kind)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise EngineControlError(f"replica {url}: answer not understood: {error}", status=200) from error

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 from stages.trajectory import CheckpointRange, RowRange, Sampling
+
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What reading JSON that somebody else wrote may raise: also text that is none, and nesting without an end."""
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 """At most what an int32 column of the shards can say."""

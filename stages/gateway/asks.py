@@ -11,6 +11,7 @@ from stages.gateway.errors import RefusedError, invalid
 from stages.gateway.live import Started
 from stages.toolcalls import unusable
 from stages.trajectory import Message, ToolCall
+from stages.wire import UNREADABLE
 
 T = TypeVar("T")
 Finish = Literal["stop", "length", "tool_calls", "stop_string"]
@@ -130,7 +131,7 @@ def decoded(body: bytes, kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         said, _, path = str(error).partition(" - at `$")
         raise invalid(f"{said} (at {path.rstrip('`').lstrip('.') or 'the body'})", path.rstrip("`").lstrip(".") or None) from error  # fmt: skip # noqa: E501
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise invalid(f"the body is not valid JSON: {error}") from error
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import tempfile
 import time
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from sandbox.errors import LimitExceeded, SandboxError
 from sandbox.layers import unpack
 from sandbox.protect import Protection
 from sandbox.protocols import SandboxBackend, SandboxSpec
-from sandbox.scratch import remove_tree
 from stages.errors import AgentError, RolloutError, VerifierError
 from stages.gathered import Gathered
 from stages.handoff import wait_record
@@ -22,6 +20,7 @@ from stages.identity import node_name, slurm_job_id
 from stages.layout import RunLayout
 from stages.ledger.outcomes import OK, OUTCOMES, failure_class
 from stages.pools.run import oldest_version
+from stages.pools.unpacked import unpacked
 from stages.protocols import Environment, Reward, Task
 from stages.shards.writer import ShardWriter
 from stages.store import LayerStore, Standing
@@ -110,16 +109,18 @@ class EvalHand(Stagehand):
             return await self._verify_on(ground, environment, given, left)
 
     async def _verify_on(self, ground: Standing, environment: Environment, given: EvalInput, left: RunResult) -> Reward:
-        if left.workspace is None:
+        workspace, digest = left.workspace, left.workspace_digest
+        if workspace is None or digest is None:
             return await self._verify_over(ground, ground.layers, environment, given, left)
         below = ground.layers if ground.image.root == "host" else (Path(ground.image.root), *ground.layers)
-        unpacked = asyncio.to_thread(self._unpack_workspace, left, environment, list(below))
-        unpacking = asyncio.create_task(unpacked, name="unpack")
-        try:
-            layers = *ground.layers, *await asyncio.shield(unpacking)
-            return await self._verify_over(ground, layers, environment, given, left)
-        finally:
-            await asyncio.shield(_removed(unpacking))
+
+        def fill(place: Path) -> None:
+            """RUN's workspace as a layer directory of its own, without what is protected."""
+            unpack(io.BytesIO(workspace), place / "layer", digest=digest)
+            Protection(environment.workspace, environment.protected).apply(place / "layer", list(below))
+
+        async with unpacked(self._scratch, "workspace-", fill) as place:
+            return await self._verify_over(ground, (*ground.layers, place / "layer"), environment, given, left)
 
     async def _verify_over(
         self, ground: Standing, layers: tuple[Path, ...], environment: Environment, given: EvalInput, left: RunResult
@@ -137,20 +138,6 @@ class EvalHand(Stagehand):
             raise
         except Exception as error:  # the boundary to a task's verifier: it says nothing about the policy
             raise VerifierError(f"{type(error).__name__}: {error}") from error
-
-    def _unpack_workspace(self, left: RunResult, environment: Environment, below: list[Path]) -> list[Path]:
-        """RUN's workspace as a layer directory of its own, in a fresh node-local place, without what is protected."""
-        if left.workspace is None or left.workspace_digest is None:
-            return []
-        place = Path(tempfile.mkdtemp(prefix="workspace-", dir=self._scratch))
-        directory = place / "layer"
-        try:
-            unpack(io.BytesIO(left.workspace), directory, digest=left.workspace_digest)
-            Protection(environment.workspace, environment.protected).apply(directory, below)
-        except BaseException:  # whatever the layer held, its directory goes; raised again
-            remove_tree(place)
-            raise
-        return [directory]
 
     def _row(
         self, lease: LeaseOut, given: EvalInput, left: RunResult, outcome: str, reward: Reward, eval_s: float
@@ -174,12 +161,3 @@ class EvalHand(Stagehand):
             layer_digests=given.layers, infrastructure_attempts=given.infrastructure_attempts,
             created_at=given.created_at, finished_at=now,
         )  # fmt: skip
-
-
-async def _removed(unpacking: asyncio.Task[list[Path]]) -> None:
-    """Remove what was unpacked; the thread of one that was cancelled is not stopped, and so it is waited for."""
-    await asyncio.wait([unpacking])
-    if unpacking.cancelled() or unpacking.exception() is not None:
-        return  # it has removed it itself
-    for directory in unpacking.result():
-        await asyncio.to_thread(remove_tree, directory.parent)

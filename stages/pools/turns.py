@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import io
 import logging
-import tempfile
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable
@@ -18,12 +17,12 @@ import msgspec
 from sandbox.errors import SandboxError
 from sandbox.layers import unpack
 from sandbox.protocols import Sandbox
-from sandbox.scratch import remove_tree
 from stages.checkpoint import Checkpoint
 from stages.errors import StageError
 from stages.handoff import SegmentWriter, wait_checkpoint
 from stages.identity import node_name
 from stages.model import StreamModel
+from stages.pools.unpacked import unpacked
 from stages.trajectory import CheckpointRange
 from stages.waiters import wake
 from stages.wire import LeaseOut, RunInput
@@ -83,33 +82,21 @@ async def restored(
     if given.checkpoint is None:
         yield None
         return
-    place = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="checkpoint-", dir=scratch))
-    unpacking: asyncio.Task[Any] | None = None
-    try:
+    async with contextlib.AsyncExitStack() as held:
         found: Restored | None = None
         try:
             record = await wait_checkpoint(run_dir, given.checkpoint, visibility_s=visibility_s)
             if record.layers != given.layers:
                 raise StageError(f"it lies over layers {record.layers}, the lease has {given.layers}")
-            data = io.BytesIO(record.layer or b"")
-            unpacked = asyncio.to_thread(unpack, data, place / "upper", digest=record.layer_digest)
-            unpacking = asyncio.create_task(unpacked, name="unpack")
-            await asyncio.shield(unpacking)
+
+            def fill(place: Path) -> None:
+                unpack(io.BytesIO(record.layer or b""), place / "upper", digest=record.layer_digest)
+
+            place = await held.enter_async_context(unpacked(scratch, "checkpoint-", fill))
             found = Restored(msgspec.structs.replace(record, layer=None), place / "upper")
         except (StageError, SandboxError, OSError) as error:
             log.warning("%s: starts anew, its checkpoint cannot be used: %s", given.task_id, error)
         yield found
-    finally:
-        await asyncio.shield(_removed(place, unpacking))
-
-
-async def _removed(place: Path, unpacking: asyncio.Task[Any] | None) -> None:
-    """Remove it; the thread of one that was cancelled is not stopped, and so it is waited for."""
-    if unpacking is not None:
-        await asyncio.wait([unpacking])
-        if not unpacking.cancelled():
-            unpacking.exception()  # told already, or nobody waits for it any more
-    await asyncio.to_thread(remove_tree, place)
 
 
 class Turns:

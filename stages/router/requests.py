@@ -11,6 +11,7 @@ import msgspec
 
 from stages.errors import ServiceError
 from stages.web import Request, Response
+from stages.wire import UNREADABLE
 
 MAX_BODY: Final = 64 << 20
 MAX_SEQ: Final = 2**63 - 1
@@ -70,7 +71,7 @@ def parse(body: bytes, kind: type[T]) -> T:
         unknown = re.search(r"unknown field `(\w+)`", message)
         field = unknown[1] if unknown else (where[1] if where else "body")
         raise ServiceError(400, "invalid", f"{field or 'body'}: {message}", field=field) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise ServiceError(400, "invalid", f"body: not JSON: {error}", field="body") from error
 
 

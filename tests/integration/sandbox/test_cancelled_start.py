@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
@@ -17,6 +18,8 @@ from sandbox.pty_backend import PtyBackend
 from sandbox.pty_sandbox import PtySandbox
 from tests.integration.sandbox.grounds import QUICK
 from tests.support.waiting import eventually
+
+T = TypeVar("T")
 
 BACKENDS = pytest.mark.parametrize("backend", [NoneBackend, BubblewrapBackend])
 
@@ -31,6 +34,13 @@ class Paused:
         self.begun.set()
         assert self.go.wait(60)
         return self._prepare()
+
+    async def amid(self, use: Coroutine[Any, Any, T]) -> T:
+        """What a use gives that begins while the directory is still being made."""
+        using = asyncio.create_task(use)
+        await asyncio.sleep(0)
+        self.go.set()
+        return await using
 
 
 async def cancelled_start(backend: PtyBackend, monkeypatch: pytest.MonkeyPatch) -> tuple[PtySandbox, Paused]:
@@ -52,10 +62,7 @@ async def test_the_next_use_waits_for_it(
     async with backend(tmp_path) as running:
         sandbox, paused = await cancelled_start(running, monkeypatch)
         async with sandbox:
-            using = asyncio.create_task(sandbox.shell.run("echo there"))
-            await asyncio.sleep(0)
-            paused.go.set()
-            assert (await using).output == "there\n"
+            assert (await paused.amid(sandbox.shell.run("echo there"))).output == "there\n"
 
 
 @BACKENDS
@@ -64,10 +71,7 @@ async def test_a_stop_leaves_no_directory(
 ) -> None:
     async with backend(tmp_path) as running:
         sandbox, paused = await cancelled_start(running, monkeypatch)
-        stopping = asyncio.create_task(sandbox.stop())
-        await asyncio.sleep(0)
-        paused.go.set()
-        await stopping
+        await paused.amid(sandbox.stop())
         assert not sandbox.directory.exists()
 
 
